@@ -1,0 +1,75 @@
+# Everything a contributor or CI runs. Needs make and Python 3.11 or newer; the rest is set up in
+# .venv, exactly as requirements.lock says, and not again until that file or pyproject.toml changes.
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+JOBS ?= 2
+CORE_COVERAGE := 95
+
+# The first Python that will do; choose another with `make PYTHON=/path/to/python …`.
+IS_SUPPORTED := import sys; sys.exit(sys.version_info < (3, 11))
+PYTHON ?= $(shell for python in python3.11 python3 python; do \
+	$$python -c '$(IS_SUPPORTED)' 2>/dev/null && echo $$python && break; done)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+.PHONY: help
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: serve
+serve: $(READY) ## Run the service on http://127.0.0.1:8000
+	$(BIN)/grasp serve
+
+.PHONY: check
+check: lint test ## All that CI runs: lint, then test
+
+.PHONY: lint
+lint: $(READY) ## Formatting, ruff, mypy --strict, the rooms' import contracts, the lock
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	@! grep -nE '://|^ *--(index|extra|find)' requirements.lock \
+		|| { echo "requirements.lock names a host or a path; see docs/adr/0003"; exit 1; }
+
+.PHONY: test
+test: $(READY) ## Tests, with the coverage of grasp_core (JOBS=2 processes)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --cov=grasp_core --cov-fail-under=$(CORE_COVERAGE)
+
+.PHONY: bench
+bench: $(READY) ## Measure a fold's memory and speed (DATA=path for your own images)
+	@set -e; for script in bench/fold_memory.py bench/fold_speed.py; do \
+		echo "== $$script"; $(BIN)/python $$script $(if $(DATA),--data "$(DATA)"); done
+
+.PHONY: format
+format: $(READY) ## Format the code and repair what ruff can repair
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+.PHONY: lock
+lock: | $(BIN)/uv ## Write requirements.lock anew from pyproject.toml (UPGRADE=1: newest versions)
+	$(BIN)/uv pip compile pyproject.toml --extra worker --group dev --universal \
+		--python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links \
+		$(if $(UPGRADE),--upgrade) --custom-compile-command "make lock" \
+		--quiet --output-file requirements.lock
+
+.PHONY: clean
+clean: ## Remove the environment, caches and build results (never .grasp, which holds data)
+	rm -rf $(VENV) build dist .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache \
+		.ruff_cache .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(READY): pyproject.toml requirements.lock | $(BIN)/uv
+	$(BIN)/uv pip sync --quiet --python $(BIN)/python --require-hashes requirements.lock
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(BIN)/uv:
+	@'$(PYTHON)' -c '$(IS_SUPPORTED)' 2>/dev/null || { \
+		echo "Python 3.11 or newer is needed. Point to one with: make PYTHON=/path/to/python3.11"; \
+		exit 1; }
+	'$(PYTHON)' -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet "$$(grep -o '^uv==[^ ;]*' requirements.lock || echo uv)"

@@ -1,0 +1,1 @@
+"""HTTP: what the outside world calls. Knows the registry, never torch."""

@@ -1,0 +1,247 @@
+"""Peak private memory of a fold, beside plain fine-tuning and the naive fold.
+
+    python bench/fold_memory.py [--quick] [--data PATH]
+
+Each figure is the largest anonymous memory (RssAnon, sampled) that one fresh process reached while
+it did one thing, from loading the files to writing the result, on the same images. Files that are
+mapped into memory do not count: the kernel can drop their pages at any time. What Python and its
+imports had taken before is part of every figure; tables give it, and the ratios of what is above
+it, which are the stricter ones. Promises are about those.
+
+    plain        fine-tuning one timm model with AdamW
+    fold         this fold, whole: gradients, transfer, refinement, evaluation, publication
+    naive        two models with two sets of gradients; best epoch kept by deepcopy
+    … 1-4        the same without refinement
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+
+from bench.common import (
+    CASES,
+    MB,
+    Case,
+    InMemory,
+    Ordinary,
+    Promise,
+    Setting,
+    in_fresh_process,
+    initial_weights,
+    prepare,
+    print_table,
+    say,
+    settle,
+    write_source,
+)
+from grasp_core.config import FoldConfig, RefineConfig
+from grasp_core.folding import fold
+from grasp_core.memory import PeakMemory, private_bytes
+
+STEPS, EPOCHS = 4, 2  # the peak is reached in the second step, when AdamW has its moments
+SEVERAL = 4  # alignment batches
+SOURCES = 16
+WIDE, NARROW = 32, 8  # batch, micro-batch
+
+WHOLE_LIMIT = 1.05  # fold / plain
+STAGES_LIMIT = 0.6  # fold 1-4 / naive 1-4, where weights dominate
+FLAT_LIMIT = 1.02  # largest / smallest fold of the sequence
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Bytes of private memory: before the work, and at its peak."""
+
+    imports: int
+    peak: int
+
+    @property
+    def own(self) -> int:
+        return self.peak - self.imports
+
+    def __str__(self) -> str:
+        return f"{self.peak / MB:.0f}"
+
+
+def measure(work: Callable[[], object]) -> Usage:
+    imports = private_bytes()
+    with PeakMemory(torch.device("cpu")) as peak:
+        work()
+    return Usage(imports, peak.bytes)
+
+
+def config_for(
+    case: Case, *, epochs: int = EPOCHS, batches: int = 1, micro_batch: int | None = None
+) -> FoldConfig:
+    return FoldConfig(
+        alignment_batches=batches,
+        alignment_batch_size=case.batch_size,
+        micro_batch=micro_batch,
+        refine=RefineConfig(epochs=epochs, batch_size=case.batch_size),
+    )
+
+
+def measure_plain(setting: Setting) -> Usage:
+    return measure(Ordinary(setting, EPOCHS).fine_tune)
+
+
+def measure_naive(setting: Setting, batches: int) -> Usage:
+    return measure(Ordinary(setting, EPOCHS, batches).fold)
+
+
+def measure_naive_stages(setting: Setting, batches: int) -> Usage:
+    return measure(Ordinary(setting, 0, batches).fold)
+
+
+def measure_fold(setting: Setting, config: FoldConfig) -> Usage:
+    return measure(lambda: setting.fold(config))
+
+
+def measure_sequence(setting: Setting, sources: int) -> list[int]:
+    """Peaks of one fold after another, in one process, each into the version before."""
+    task = InMemory.load(setting.images, setting.spec.classes)
+    config = config_for(setting.case, batches=SEVERAL)
+    peaks, merged = [], None
+    for number in range(1, sources + 1):
+        version = setting.folder / f"v{number}.safetensors"
+        source = setting.folder / f"source-{number}.safetensors"
+        with PeakMemory(torch.device("cpu")) as peak:
+            fold(setting.spec, source, task, version, merged=merged, config=config, force=True)
+        peaks.append(peak.bytes)
+        if merged is not None:
+            merged.unlink()
+        merged = version
+    return peaks
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All ways of one case."""
+
+    case: Case
+    plain: Usage
+    fold: Usage
+    naive: Usage
+    fold_stages: dict[int, Usage]  # by number of alignment batches
+    naive_stages: dict[int, Usage]
+
+
+def compare(setting: Setting) -> Comparison:
+    case = setting.case
+
+    def fresh(name: str, function: Callable[..., Usage], *args: object) -> Usage:
+        say(f"{case}: {name}")
+        return in_fresh_process(function, setting, *args)
+
+    def stages(batches: int) -> tuple[Usage, Usage]:
+        config = config_for(case, epochs=0, batches=batches)
+        return (
+            fresh(f"fold, stages 1-4, {batches} batches", measure_fold, config),
+            fresh(f"naive, stages 1-4, {batches} batches", measure_naive_stages, batches),
+        )
+
+    one, several = stages(1), stages(SEVERAL)
+    return Comparison(
+        case,
+        plain=fresh("plain fine-tuning", measure_plain),
+        fold=fresh("fold", measure_fold, config_for(case, batches=SEVERAL)),
+        naive=fresh("naive fold", measure_naive, SEVERAL),
+        fold_stages={1: one[0], SEVERAL: several[0]},
+        naive_stages={1: one[1], SEVERAL: several[1]},
+    )
+
+
+def ratio(a: Usage, b: Usage) -> str:
+    return f"{a.peak / b.peak:.2f} ({a.own / b.own:.2f})"
+
+
+def print_whole(results: list[Comparison]) -> None:
+    print_table(
+        "Whole work: peak MB; ratios, and in brackets those above the imports",
+        ("", "imports", "plain", "fold", "naive", "fold / plain", "naive / plain"),
+        [
+            (r.case, f"{r.plain.imports / MB:.0f}", r.plain, r.fold, r.naive)
+            + (ratio(r.fold, r.plain), ratio(r.naive, r.plain))
+            for r in results
+        ],
+    )
+
+
+def print_stages(results: list[Comparison]) -> None:
+    print_table(
+        "Stages 1-4: peak MB",
+        ("", "batches", "imports", "fold", "naive", "fold / naive"),
+        [
+            (r.case, batches, f"{ours.imports / MB:.0f}", ours, naive, ratio(ours, naive))
+            for r in results
+            for (batches, ours), naive in zip(
+                r.fold_stages.items(), r.naive_stages.values(), strict=True
+            )
+        ],
+    )
+
+
+def print_micro_batches(setting: Setting) -> None:
+    """What a micro-batch saves where activations dominate."""
+    rows = []
+    for size in (None, NARROW):
+        say(f"{setting.case}: micro_batch {size}")
+        config = config_for(setting.case, batches=SEVERAL, micro_batch=size)
+        usage = in_fresh_process(measure_fold, setting, config)
+        rows.append((size or "none", usage, f"{usage.own / MB:.0f}"))
+    print_table(
+        f"Whole fold by micro_batch, {setting.case}: peak MB",
+        ("micro_batch", "peak", "above imports"),
+        rows,
+    )
+
+
+def print_sequence(setting: Setting, sources: int) -> Promise:
+    """Fold many sources, one after another."""
+    say(f"{setting.case}: {sources} sources in sequence")
+    weights = initial_weights(setting.spec)
+    for number in range(1, sources + 1):
+        path = setting.folder / f"source-{number}.safetensors"
+        write_source(path, weights, setting.spec, seed=number)
+    peaks = in_fresh_process(measure_sequence, setting, sources)
+    print_table(
+        f"Fold number K of a sequence, {setting.case}: peak MB of each",
+        ("K", *map(str, range(1, sources + 1))),
+        [("peak", *(f"{peak / MB:.0f}" for peak in peaks))],
+    )
+    text = f"{setting.case}: largest / smallest fold of {sources} sources"
+    return Promise(text, FLAT_LIMIT, max(peaks) / min(peaks))
+
+
+def promises_of(result: Comparison) -> list[Promise]:
+    whole = Promise(f"{result.case}: fold / plain", WHOLE_LIMIT, result.fold.own / result.plain.own)
+    if not result.case.architecture.startswith("vit"):
+        return [whole]
+    share = result.fold_stages[1].own / result.naive_stages[1].own
+    return [whole, Promise(f"{result.case}: stages 1-4, fold / naive", STAGES_LIMIT, share)]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="mobilevit_xs only, four sources")
+    parser.add_argument("--data", type=Path, help="your own images instead of noise")
+    args = parser.parse_args()
+    cases = CASES[:1] if args.quick else CASES
+    with TemporaryDirectory(prefix="grasp-bench-") as folder:
+        settings = [prepare(c, Path(folder, c.architecture), args.data, STEPS) for c in cases]
+        results = [compare(setting) for setting in settings]
+        print_whole(results)
+        print_stages(results)
+        print_micro_batches(settings[0])
+        flat = [print_sequence(s, 4 if args.quick else SOURCES) for s in settings[:2]]
+    return settle([p for r in results for p in promises_of(r)] + flat)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

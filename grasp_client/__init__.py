@@ -1,0 +1,1 @@
+"""The `grasp` command line, and the client of the service's HTTP API."""

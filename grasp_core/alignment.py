@@ -1,0 +1,79 @@
+"""Stages 3 and 4 as pure tensor functions: how well two gradients agree, and what to do where."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+from torch.linalg import vecdot
+
+from grasp_core.config import Granularity
+
+CHUNK = 2**16  # elements: what is in work stays in the cache
+
+
+def align(gk: Tensor, g: Tensor, granularity: Granularity, epsilon: float = 0.0) -> Tensor:
+    """Scores in [-1, 1]: one for a `tensor` (), one per `channel` (C,), or one per `element`.
+
+    a[j] = ⟨gk[j], g[j]⟩ / (‖gk[j]‖ ‖g[j]‖), Algorithm 1, stage 3; 0 where that is undefined.
+    """
+    if granularity == "element":
+        return torch.sign(gk).mul_(torch.sign(g)).nan_to_num_(0.0).to(torch.int8)
+    if granularity == "channel" and g.ndim > 0:
+        return cosine(gk.reshape(len(gk), -1), g.reshape(len(g), -1), epsilon)
+    return cosine(gk.reshape(-1), g.reshape(-1), epsilon)
+
+
+def cosine(a: Tensor, b: Tensor, epsilon: float = 0.0) -> Tensor:
+    """Cosine along the last axis, in float64."""
+    ab, aa, bb = inner_products(a, b)
+    norms = aa.sqrt() * bb.sqrt()
+    scores = (ab / (norms + epsilon)).clamp(-1.0, 1.0)
+    return torch.where(norms > 0, scores, 0.0).nan_to_num(0.0)
+
+
+def inner_products(a: Tensor, b: Tensor) -> Tensor:
+    """⟨a, b⟩, ⟨a, a⟩ and ⟨b, b⟩ along the last axis, all products and sums in float64.
+
+    Chunk by chunk, because torch's own wide reductions first make a float64 copy of everything:
+    twice the memory of the tensor, and several times slower.
+    """
+    wide = torch.float32 if a.device.type == "mps" else torch.float64  # MPS has no float64
+    rows = a[..., :1].numel()
+    width = max(1, CHUNK // max(1, rows))
+    sums = torch.zeros(3, *a.shape[:-1], dtype=wide, device=a.device)
+    for x, y in zip(a.split(width, -1), b.split(width, -1), strict=True):
+        x, y = x.to(wide), y.to(wide)
+        sums += torch.stack([vecdot(x, y), vecdot(x, x), vecdot(y, y)])
+    return sums
+
+
+def otsu_threshold(scores: Iterable[Tensor]) -> float:
+    """τ = auto: the cut that separates the scores into the two most distinct groups.
+
+    It maximises the variance between the groups (Otsu 1979) and is never below 0: what disagrees
+    is not transferred. Signs of elements are separated as they are.
+    """
+    finer = [score.reshape(-1) for score in scores]
+    if not finer or finer[0].dtype == torch.int8:
+        return 0.0
+    ordered = torch.cat(finer).double().sort().values
+    count = len(ordered)
+    if count < 2:
+        return 0.0
+    below = torch.arange(1, count)  # size of the lower group
+    sums = ordered.cumsum(0)
+    low = sums[:-1] / below
+    high = (sums[-1] - sums[:-1]) / (count - below)
+    between = below * (count - below) * (high - low) ** 2
+    return max(0.0, float(ordered[int(between.argmax())]))
+
+
+def blended(merged: Tensor, source: Tensor, chosen: Tensor, blend: float) -> Tensor:
+    """λ θk + (1 - λ) θ where `chosen`, θ elsewhere; `chosen` is (), (C,) or as large as θ."""
+    taken = source.to(merged.dtype)
+    if blend < 1.0:
+        taken = blend * taken + (1.0 - blend) * merged
+    rows = chosen.reshape(-1, *[1] * (merged.ndim - 1)) if chosen.ndim == 1 else chosen
+    return torch.where(rows, taken, merged)

@@ -1,0 +1,155 @@
+"""Weights as safetensors: memory-mapped when read, streamed tensor by tensor when written."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from pydantic import ValidationError
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from grasp_core.config import Frozen, Preprocessing
+from grasp_core.errors import CheckpointError
+from grasp_core.files import atomic_write, sha256_file
+from grasp_core.manifest import Found
+from grasp_core.provenance import Provenance
+
+METADATA_KEY = "grasp"
+ALIGNMENT = 64  # bytes, as torch allocates; some kernels round otherwise on other addresses
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+class Lineage(Frozen):
+    """Where a version comes from: enough to follow the chain back, one link at a time."""
+
+    version: int
+    parent: str | None = None  # sha256 of the version before
+    source: str | None = None  # sha256 of the source folded in
+
+
+class CheckpointInfo(Frozen):
+    """What a checkpoint says about itself. A foreign file may say nothing."""
+
+    architecture: str | None = None
+    classes: tuple[str, ...] | None = None
+    preprocessing: Preprocessing | None = None
+    lineage: Lineage = Lineage(version=0)
+    provenance: Provenance = Provenance()
+
+
+class Checkpoint(Mapping[str, Tensor]):
+    """A safetensors file as a mapping from names to tensors.
+
+    The tensors are views of the memory-mapped file: they cost page cache, not memory, until they
+    are changed. Raises CheckpointError if the file is not safetensors.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        try:
+            self._file = safe_open(self.path, framework="pt")
+            names: list[str] = self._file.keys()
+            metadata: dict[str, str] = self._file.metadata() or {}
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(
+                f"cannot read {self.path.name} as safetensors: {error}",
+                hint="convert .pt, .pth and .ckpt files with grasp_core.convert_checkpoint",
+            ) from error
+        self.found = {name: self._describe(name) for name in names}
+        self.metadata = metadata
+
+    def _describe(self, name: str) -> Found:
+        tensor = self._file.get_slice(name)
+        return Found(tuple(tensor.get_shape()), tensor.get_dtype())
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self.found:
+            raise KeyError(name)
+        tensor: Tensor = self._file.get_tensor(name)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.found)
+
+    def __len__(self) -> int:
+        return len(self.found)
+
+    @cached_property
+    def sha256(self) -> str:
+        return sha256_file(self.path)
+
+    @cached_property
+    def info(self) -> CheckpointInfo:
+        try:
+            return CheckpointInfo.model_validate_json(self.metadata.get(METADATA_KEY, "{}"))
+        except ValidationError as error:
+            raise CheckpointError(
+                f"the {METADATA_KEY!r} metadata of {self.path.name} is damaged: {error}"
+            ) from error
+
+
+def write_checkpoint(path: str | Path, tensors: Mapping[str, Tensor], info: CheckpointInfo) -> str:
+    """Write weights with what they should say about themselves; return the file's sha256."""
+    own = info.model_dump_json(exclude_defaults=True)
+    return write_safetensors(Path(path), tensors, {"format": "pt", METADATA_KEY: own})
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> str:
+    """Write `tensors` to `path`, atomically and one at a time; return the file's sha256.
+
+    Unlike safetensors' own writer, the bytes depend on nothing but the arguments (its metadata
+    comes in random order), and no more than one tensor is copied at a time, from any device.
+    """
+    names = sorted(tensors, key=lambda name: (*_alignment_rank(tensors[name]), name))
+    header = _header(names, tensors, metadata)
+    digest = hashlib.sha256()
+    with atomic_write(path) as file:
+        for chunk in (len(header).to_bytes(8, "little"), header):
+            digest.update(chunk)
+            file.write(chunk)
+        for name in names:
+            data = _bytes_of(tensors[name])
+            digest.update(data)
+            file.write(data)
+    return digest.hexdigest()
+
+
+def _header(names: list[str], tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> bytes:
+    entries: dict[str, object] = {"__metadata__": metadata}
+    end = 0
+    for name in names:
+        tensor = tensors[name]
+        begin, end = end, end + tensor.numel() * tensor.itemsize
+        entries[name] = {
+            "dtype": DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    return text + b" " * (-(8 + len(text)) % ALIGNMENT)
+
+
+def _alignment_rank(tensor: Tensor) -> tuple[bool, int]:
+    """Whole cache lines first, then wider types: all but the last few tensors are aligned."""
+    return tensor.numel() * tensor.itemsize % ALIGNMENT != 0, -tensor.itemsize
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().data

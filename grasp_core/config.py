@@ -1,0 +1,171 @@
+"""What a fold can be told: validated data, without torch, so that any process can check it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+Granularity = Literal["tensor", "channel", "element"]
+Mode = Literal["train", "eval"]
+NormStats = Literal["keep", "follow", "recalibrate"]
+Precision = Literal["auto", "float32", "bfloat16", "float16"]
+Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
+Rgb = tuple[float, float, float]
+
+
+class Frozen(BaseModel):
+    """Immutable, and strict about names: a misspelt parameter is an error, not a silent default."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Preprocessing(Frozen):
+    """How an image becomes the model's input: decode → resize → crop → normalise."""
+
+    image_size: int = Field(ge=8, le=4096, description="Side of the square the model sees.")
+    resize: int = Field(ge=8, le=8192, description="Side of the cached square it is cut from.")
+    interpolation: Interpolation = "bicubic"
+    mean: Rgb = (0.485, 0.456, 0.406)
+    std: Rgb = (0.229, 0.224, 0.225)
+    grayscale: bool = Field(False, description="Reduce to luminance, repeated on three channels.")
+    contrast: bool = Field(False, description="Stretch each image's contrast to the full range.")
+
+    @model_validator(mode="after")
+    def _crop_fits(self) -> Preprocessing:
+        if self.resize < self.image_size:
+            raise ValueError(f"resize {self.resize} is smaller than image_size {self.image_size}")
+        if min(self.std) <= 0:
+            raise ValueError(f"std must be positive, not {self.std}")
+        return self
+
+
+class PreprocessingOverrides(Frozen):
+    """The parts of an architecture's own preprocessing that a user replaces; None keeps its own."""
+
+    image_size: int | None = Field(None, ge=8, le=4096)
+    crop_pct: float | None = Field(None, gt=0.0, le=1.0)
+    mean: Rgb | None = None
+    std: Rgb | None = None
+    grayscale: bool = False
+    contrast: bool = False
+
+
+class ModelSpec(Frozen):
+    """One architecture with its classes: what all versions of a model have in common."""
+
+    architecture: str = Field(description="A timm model name, such as mobilevit_xxs.")
+    classes: tuple[str, ...] = Field(min_length=1, description="Names of the outputs, in order.")
+    preprocessing: PreprocessingOverrides = PreprocessingOverrides()
+
+    @model_validator(mode="after")
+    def _classes_differ(self) -> ModelSpec:
+        doubled = sorted({name for name in self.classes if self.classes.count(name) > 1})
+        if doubled:
+            raise ValueError(f"class names given twice: {', '.join(doubled)}")
+        return self
+
+
+class Augmentation(Frozen):
+    """Random changes to training images; alignment and evaluation see centre crops."""
+
+    flip: bool = Field(True, description="Mirror left to right, with probability one half.")
+    padding: int | None = Field(
+        None, ge=0, description="Black border before the random crop; None: 1/8 of the image size."
+    )
+
+
+class RefineConfig(Frozen):
+    """Stage 5: fine-tuning on the target with AdamW and a cosine schedule."""
+
+    epochs: int = Field(3, ge=0, description="0 skips refinement.")
+    lr: float = Field(5e-5, gt=0.0)
+    weight_decay: float = Field(0.01, ge=0.0)
+    batch_size: int = Field(32, ge=1)
+    patience: int | None = Field(
+        None, ge=1, description="Stop after so many epochs without a better one; None: never."
+    )
+    freeze: tuple[str, ...] = Field(
+        (), description="Glob patterns of parameters left as they are, such as stem.*"
+    )
+    augmentation: Augmentation = Augmentation()
+
+
+class GateConfig(Frozen):
+    """When a fold is refused, and the model left as it was."""
+
+    max_drop: Fraction = Field(
+        0.02, description="Largest fall in validation accuracy, overall and for any one class."
+    )
+    max_class_drop: Fraction | None = Field(
+        None,
+        description="The same for one class, if it should differ. A single example never rejects.",
+    )
+    max_norm_ratio: float = Field(
+        100.0,
+        gt=1.0,
+        description="Largest root mean square of a source tensor, as a multiple of the merged one.",
+    )
+
+
+class FoldConfig(Frozen):
+    """All parameters of a fold. The defaults are what measured best: docs/adr/0004."""
+
+    method: Literal["grasp"] = "grasp"
+    preset: Literal["paper"] | None = Field(
+        None, description="Start from a named set of values; what is given explicitly wins."
+    )
+    tau: Fraction | Literal["auto"] = Field(
+        0.3, description="Transfer where alignment is above this; auto: Otsu's threshold."
+    )
+    granularity: Granularity = Field("tensor", description="What is compared and copied as one.")
+    blend: Fraction = Field(
+        1.0, description="λ: aligned parameters become λ·source + (1 - λ)·merged."
+    )
+    alignment_batches: int = Field(8, ge=1, description="Batches whose gradients are summed.")
+    alignment_batch_size: int = Field(32, ge=1)
+    merged_mode: Mode = Field("eval", description="Mode in which the merged model is compared.")
+    source_mode: Mode = Field("eval", description="Mode in which the source is compared.")
+    norm_stats: NormStats = Field(
+        "recalibrate",
+        description="Batch-norm statistics: keep the merged ones; follow the transferred layers;"
+        " or recalibrate them on the target after the transfer.",
+    )
+    epsilon: float = Field(0.0, ge=0.0, description="Added to the cosine's denominator.")
+    refine: RefineConfig = RefineConfig()
+    gate: GateConfig = GateConfig()
+    micro_batch: int | None = Field(
+        None, ge=1, description="Split every batch into parts of this size to bound activations."
+    )
+    precision: Precision = Field("auto", description="Autocast while refining and evaluating.")
+    channels_last: bool | None = Field(None, description="Memory layout; None: on CUDA only.")
+    compile: str | None = Field(
+        None, description="torch.compile backend for refinement, such as inductor."
+    )
+    device: str = Field("auto", description="auto takes CUDA, then MPS, then the CPU.")
+    seed: int = 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _start_from_preset(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or values.get("preset") not in PRESETS:
+            return values
+        return PRESETS[values["preset"]] | values
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    # The authors' released code: the source in eval mode, the merged model in train mode (whose
+    # running statistics drift on the way and are never transferred), one batch, hard copies.
+    "paper": {
+        "tau": 0.3,
+        "granularity": "tensor",
+        "blend": 1.0,
+        "alignment_batches": 1,
+        "alignment_batch_size": 32,
+        "merged_mode": "train",
+        "source_mode": "eval",
+        "norm_stats": "keep",
+        "epsilon": 1e-8,
+    },
+}

@@ -1,0 +1,120 @@
+"""The target data of a fold: decoded once, then read from a memory map."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from grasp_core.config import Preprocessing
+from grasp_core.data import cache
+from grasp_core.data.build import Progress, decode_into
+from grasp_core.data.checks import check_broken, check_classes, check_splits
+from grasp_core.data.decode import Recipe
+from grasp_core.data.fingerprint import fingerprint_of
+from grasp_core.data.formats import recognise
+from grasp_core.data.index import BrokenImage
+from grasp_core.data.limits import Limits
+from grasp_core.data.sample import SPLITS, IndexArray, SplitName, UInt8Array
+from grasp_core.data.splits import Fractions, SplitArray, assign_splits, check_fractions
+
+DEFAULT_LIMITS = Limits()
+
+
+@dataclass(frozen=True)
+class Split:
+    """Some rows of the decoded images."""
+
+    name: SplitName
+    labels: IndexArray  # (n,), into the target's classes
+    rows: IndexArray  # (n,), into the mapped images
+    mapped: UInt8Array  # (all, size, size, 3), of all splits
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def read(self, indices: IndexArray) -> UInt8Array:
+        """Copies (b, size, size, 3) of the images at these positions of the split, and no more."""
+        return self.mapped[self.rows[indices]]
+
+
+@dataclass(frozen=True)
+class TargetData:
+    """Labelled images in three splits; `fingerprint` is the identity of what was opened."""
+
+    classes: tuple[str, ...]
+    fingerprint: str
+    broken: tuple[BrokenImage, ...]
+    train: Split
+    val: Split
+    test: Split
+
+    @classmethod
+    def open(
+        cls,
+        path: str | Path,
+        preprocessing: Preprocessing,
+        *,
+        cache_dir: str | Path | None = None,
+        split_seed: int = 0,
+        fractions: Fractions = (0.7, 0.1, 0.2),
+        max_broken: float = 0.01,
+        fingerprint: str | None = None,
+        limits: Limits = DEFAULT_LIMITS,
+        progress: Progress | None = None,
+    ) -> TargetData:
+        """Data in any of the known formats, decoded into the cache unless it is there already.
+
+        A known `fingerprint` is trusted: the data is not hashed and, if cached, not touched.
+        Splits that the data does not give are drawn with `split_seed`, `fractions` of each class.
+        Raises TargetError if the data cannot be used, BrokenImages if more than the share
+        `max_broken` of it does not decode, and ConfigError for impossible fractions.
+        """
+        check_fractions(fractions)
+        path, recipe = Path(path), Recipe.of(preprocessing, limits)
+        fingerprint = fingerprint or fingerprint_of(path, recognise(path, limits), limits)
+        root = Path(cache_dir) if cache_dir else Path.home() / ".cache" / "grasp"
+        folder = root / cache.cache_key(fingerprint, recipe)
+        stored = _decoded(path, folder, recipe, limits, progress or _ignore)
+        index = stored.index
+        check_broken(index, max_broken)
+        check_classes(index)
+        splits = assign_splits(index.splits, index.labels, index.names, split_seed, fractions)
+        check_splits(index, splits, fractions)
+        train, val, test = (_split(stored, splits, name) for name in SPLITS)
+        return cls(index.classes, fingerprint, index.broken, train, val, test)
+
+    def split(self, name: SplitName) -> Split:
+        return {"train": self.train, "val": self.val, "test": self.test}[name]
+
+    def counts(self) -> dict[SplitName, dict[str, int]]:
+        """How many images of each class are in each split."""
+        return {name: self._counts(self.split(name)) for name in SPLITS}
+
+    def _counts(self, split: Split) -> dict[str, int]:
+        counts = np.bincount(split.labels, minlength=len(self.classes))
+        return dict(zip(self.classes, counts.tolist(), strict=True))
+
+
+def _decoded(
+    path: Path, folder: Path, recipe: Recipe, limits: Limits, progress: Progress
+) -> cache.Stored:
+    stored = cache.load(folder, recipe.size)
+    if stored is None:
+        contents = recognise(path, limits).read(path, limits)
+        limits.check_images(contents.total)
+        fill = partial(decode_into, contents=contents, recipe=recipe, progress=progress)
+        stored = cache.build(folder, recipe.size, fill)
+    progress(1.0)
+    return stored
+
+
+def _split(stored: cache.Stored, splits: SplitArray, name: SplitName) -> Split:
+    rows = np.flatnonzero(splits == SPLITS.index(name))
+    return Split(name, stored.index.labels[rows], rows, stored.images)
+
+
+def _ignore(fraction: float) -> None:
+    pass

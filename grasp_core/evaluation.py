@@ -1,0 +1,89 @@
+"""How good a model is on a split of the target."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.metrics import roc_auc_score
+from torch import Tensor, nn
+
+from grasp_core.config import Frozen
+from grasp_core.runtime import Runtime
+from grasp_core.tasks import SplitName, Task
+
+
+class Metrics(Frozen):
+    """Classification quality on one split. None: undefined, as for a class without examples."""
+
+    count: int
+    accuracy: float
+    per_class_accuracy: dict[str, float | None]
+    per_class_count: dict[str, int]
+    precision: float  # macro averages over the classes that the split has
+    recall: float
+    f1: float
+    auroc: float | None  # macro, one class against the rest
+    log_likelihood: float | None  # mean log-probability of the true class; None: not finite
+    confusion_matrix: list[list[int]]  # rows: truth, columns: prediction
+
+
+@torch.inference_mode()
+def evaluate(
+    model: nn.Module, task: Task, split: SplitName, runtime: Runtime, batch_size: int
+) -> Metrics:
+    """Metrics of `model`, put into eval mode, on a whole split."""
+    model.eval()
+    scores: list[Tensor] = []
+    labels: list[Tensor] = []
+    for batch in task.evaluation_batches(split, batch_size):
+        placed = runtime.place(batch)
+        with runtime.autocast():
+            scores.append(task.log_probabilities(model, placed).cpu())
+        labels.append(batch.labels)
+    return score_predictions(torch.cat(scores).numpy(), torch.cat(labels).numpy(), task.classes)
+
+
+def score_predictions(
+    log_probabilities: NDArray[np.float32], labels: NDArray[np.int64], classes: tuple[str, ...]
+) -> Metrics:
+    """Metrics from log-probabilities (N, C) and true labels (N,)."""
+    confusion = np.zeros((len(classes), len(classes)), dtype=np.int64)
+    np.add.at(confusion, (labels, log_probabilities.argmax(axis=1)), 1)
+    hits = confusion.diagonal()
+    truths, predictions = confusion.sum(axis=1), confusion.sum(axis=0)
+    present = truths > 0
+    recall = _ratio(hits, truths)
+    precision = _ratio(hits, predictions)
+    return Metrics(
+        count=len(labels),
+        accuracy=float(hits.sum() / len(labels)),
+        per_class_accuracy={
+            name: float(recall[i]) if present[i] else None for i, name in enumerate(classes)
+        },
+        per_class_count=dict(zip(classes, truths.tolist(), strict=True)),
+        precision=float(precision[present].mean()),
+        recall=float(recall[present].mean()),
+        f1=float(_ratio(2 * hits, truths + predictions)[present].mean()),
+        auroc=_auroc(np.exp(log_probabilities), labels, present),
+        log_likelihood=_finite(log_probabilities[np.arange(len(labels)), labels].mean(dtype=float)),
+        confusion_matrix=confusion.tolist(),
+    )
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None
+
+
+def _ratio(hits: NDArray[np.int64], total: NDArray[np.int64]) -> NDArray[np.float64]:
+    return hits / np.maximum(total, 1)
+
+
+def _auroc(
+    probabilities: NDArray[np.float32], labels: NDArray[np.int64], present: NDArray[np.bool_]
+) -> float | None:
+    """Mean over the present classes; None if there is nothing to rank against, or NaN to rank."""
+    if present.sum() < 2 or not np.isfinite(probabilities).all():
+        return None
+    areas = [roc_auc_score(labels == c, probabilities[:, c]) for c in np.flatnonzero(present)]
+    return float(np.mean(areas))

@@ -1,0 +1,1 @@
+"""What is stored and its rules. Knows neither HTTP nor torch."""

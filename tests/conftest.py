@@ -1,0 +1,14 @@
+"""Fixtures shared by the tests of all rooms."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the machine's GRASP_ variables nor a .env file in the working directory."""
+    for name in [name for name in os.environ if name.upper().startswith("GRASP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)

@@ -1,0 +1,101 @@
+"""Parameters are checked where they are given, and a preset is only a beginning."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from pydantic import ValidationError
+
+from grasp_core import (
+    BrokenImages,
+    CheckpointMismatch,
+    FoldConfig,
+    GraspError,
+    ModelSpec,
+    Preprocessing,
+)
+from grasp_core.manifest import Mismatches
+
+
+def test_the_papers_preset_is_the_authors_code() -> None:
+    paper = FoldConfig(preset="paper")
+
+    assert (paper.merged_mode, paper.source_mode, paper.norm_stats) == ("train", "eval", "keep")
+    assert (paper.alignment_batches, paper.alignment_batch_size) == (1, 32)
+    assert (paper.tau, paper.blend, paper.granularity) == (0.3, 1.0, "tensor")
+    assert paper.refine.model_dump(include={"epochs", "lr", "weight_decay", "batch_size"}) == {
+        "epochs": 3,
+        "lr": 5e-5,
+        "weight_decay": 0.01,
+        "batch_size": 32,
+    }
+
+
+def test_what_is_given_wins_over_the_preset() -> None:
+    assert FoldConfig(preset="paper", tau=0.9).tau == 0.9
+    assert FoldConfig(preset="paper", tau=0.9).merged_mode == "train"
+
+
+def test_a_configuration_survives_json_with_its_preset() -> None:
+    config = FoldConfig(preset="paper", alignment_batches=4)
+
+    assert FoldConfig.model_validate_json(config.model_dump_json()) == config
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"tau": 1.5},
+        {"tau": "often"},
+        {"blend": -0.1},
+        {"granularity": "layer"},
+        {"alignment_batches": 0},
+        {"preset": "mine"},
+        {"taus": 0.3},
+        {"refine": {"epoch": 3}},
+        {"gate": {"max_drop": 2}},
+    ],
+    ids=str,
+)
+def test_nonsense_is_refused(values: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        FoldConfig.model_validate(values)
+
+
+def test_class_names_must_differ() -> None:
+    with pytest.raises(ValidationError, match="given twice: cat"):
+        ModelSpec(architecture="resnet50", classes=("cat", "dog", "cat"))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"image_size": 64, "resize": 32}, "smaller than image_size"),
+        ({"image_size": 64, "resize": 64, "std": (1.0, 0.0, 1.0)}, "std must be positive"),
+    ],
+)
+def test_preprocessing_must_be_possible(values: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        Preprocessing.model_validate(values)
+
+
+def test_errors_cross_processes_whole() -> None:
+    """A fold runs in a child process, and its error must come back as it was."""
+    mismatches = Mismatches(["a"], [], {"b": ((1,), (2,))}, {})
+    error = CheckpointMismatch("does not fit", hint="look", mismatches=mismatches)
+
+    copy = pickle.loads(pickle.dumps(error))
+
+    assert str(copy) == "does not fit (look)"
+    assert copy.mismatches == mismatches
+    assert copy.code == "checkpoint_mismatch"
+
+
+def test_every_error_has_a_code_of_its_own() -> None:
+    def family(kind: type[GraspError]) -> list[type[GraspError]]:
+        return [kind, *(child for sub in kind.__subclasses__() for child in family(sub))]
+
+    codes = [kind.code for kind in family(GraspError)]
+    assert BrokenImages in family(GraspError)
+    assert len(set(codes)) == len(codes)
