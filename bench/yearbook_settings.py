@@ -38,23 +38,23 @@ from grasp_core import (
 
 CLASSES = {"gender": ("F", "M"), "decade_label": ("earlier", "later")}
 SETTINGS: dict[str, dict[str, Any]] = {
-    "fine-tuning only (tau 1)": {"tau": 1.0},
+    "fine-tuning only": {"tau": 1.0},
     "paper": {"preset": "paper"},
-    "keep": {"norm_stats": "keep"},
-    "follow": {"norm_stats": "follow"},
-    "recalibrate": {"norm_stats": "recalibrate"},
-    "recalibrate, 1 batch": {"alignment_batches": 1},
-    "recalibrate, 32 batches": {"alignment_batches": 32},
-    "recalibrate, blend 0.5": {"blend": 0.5},
-    "recalibrate, blend 0.5, tau 0": {"blend": 0.5, "tau": 0.0},
-    "recalibrate, tau 0": {"tau": 0.0},
-    "recalibrate, tau auto": {"tau": "auto"},
-    "recalibrate, channel": {"granularity": "channel"},
-    "recalibrate, channel, blend 0.5": {"granularity": "channel", "blend": 0.5},
-    "recalibrate, element": {"granularity": "element"},
-    "recalibrate, element, blend 0.5": {"granularity": "element", "blend": 0.5},
+    "tau 0.3": {"tau": 0.3},
+    "auto": {},
+    "auto, keep": {"norm_stats": "keep"},
+    "auto, follow": {"norm_stats": "follow"},
+    "auto, blend 0.5": {"blend": 0.5},
+    "tau 0": {"tau": 0.0},
+    "tau 0, blend 0.5": {"tau": 0.0, "blend": 0.5},
+    "element": {"granularity": "element"},
+    "element, blend 0.5": {"granularity": "element", "blend": 0.5},
+    "channel": {"granularity": "channel"},
+    "channel, blend 0.5": {"granularity": "channel", "blend": 0.5},
+    "auto, 1 batch": {"alignment_batches": 1},
+    "auto, all batches": {"alignment_batches": 1000},
 }
-BASE: dict[str, Any] = {"norm_stats": "recalibrate"}
+BASE: dict[str, Any] = {"tau": "auto", "norm_stats": "recalibrate"}
 
 
 def main() -> None:
@@ -83,7 +83,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--task", choices=("gender", "decade"), default="gender")
     parser.add_argument("--target", type=int, choices=range(4), default=3, help="period")
-    parser.add_argument("--examples", type=int, default=320, help="labelled target images")
+    parser.add_argument("--examples", type=int, default=640, help="labelled target images")
     parser.add_argument("--epochs", type=int, default=2, help="to train a source")
     parser.add_argument("--work", help="folder to keep sources in, for another run")
     parser.add_argument("--only", nargs="*", help="settings whose names contain one of these")
@@ -165,7 +165,7 @@ def compare_settings(
     for name, values in SETTINGS.items():
         if only and not any(part in name for part in only):
             continue
-        config = FoldConfig.model_validate(BASE | values)
+        config = FoldConfig.model_validate(values if "preset" in values else BASE | values)
         reports = fold_all(spec, sources[1:], task, work, config)
         shares = " ".join(f"{r.transferred_share or 0:6.1%}" for r in reports)
         merge_only = accuracy_of_merge(spec, sources[-1], task, work, config, len(sources) - 1)

@@ -5,6 +5,7 @@ Nothing else in the package knows that it is looking at pictures.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,7 +82,7 @@ class ImageClassification:
                 hint=f"the model has {', '.join(classes)}",
             )
         self.classes = classes
-        self.fingerprint = f"{target.fingerprint}/{preprocessing!r}"
+        self.fingerprint = _fingerprint(target, preprocessing)
         self._target = target
         self._preprocessing = preprocessing
         self._labels = np.array([classes.index(name) for name in target.classes])
@@ -142,3 +143,11 @@ class ImageClassification:
 
 def _chunks(rows: NDArray[np.int64], size: int) -> list[NDArray[np.int64]]:
     return [rows[start : start + size] for start in range(0, len(rows), size)]
+
+
+def _fingerprint(target: TargetData, preprocessing: Preprocessing) -> str:
+    """What the batches depend on: the images, how they are split, and how they are prepared."""
+    digest = hashlib.sha256(f"{target.fingerprint} {preprocessing!r}".encode())
+    for split in (target.train, target.val, target.test):
+        digest.update(split.rows.tobytes() + split.labels.tobytes())
+    return digest.hexdigest()

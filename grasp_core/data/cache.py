@@ -25,6 +25,7 @@ import numpy as np
 from grasp_core.data.decode import Recipe
 from grasp_core.data.index import Index
 from grasp_core.data.sample import UInt8Array
+from grasp_core.files import sync_folder
 
 VERSION = 1  # of the files, and of how images are decoded
 STALE_S = 24 * 3600  # no build pauses for a day between two images
@@ -74,7 +75,7 @@ def build(folder: Path, size: int, fill: Fill) -> Stored:
         with (temporary / INDEX).open("wb") as file:
             index.save(file)
             _sync(file)
-        _sync_folder(temporary)
+        sync_folder(temporary)
         return _publish(temporary, folder, index, size)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -90,7 +91,7 @@ def _publish(built: Path, folder: Path, index: Index, size: int) -> Stored:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
         else:
-            _sync_folder(folder.parent)
+            sync_folder(folder.parent)
             return ours
         if theirs := load(folder, size):
             return theirs
@@ -123,11 +124,3 @@ def _map(file: Path, shape: tuple[int, ...]) -> UInt8Array:
 def _sync(file: BinaryIO) -> None:
     file.flush()
     os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,0 +1,115 @@
+"""End to end on real images: sources from other domains, folded into a model that timm loads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+from numpy.typing import NDArray
+from sklearn.datasets import load_digits
+
+from grasp_core import (
+    Checkpoint,
+    CheckpointInfo,
+    FoldConfig,
+    FoldReport,
+    ImageClassification,
+    ModelSpec,
+    PreprocessingOverrides,
+    export_timm_folder,
+    fold,
+    write_checkpoint,
+)
+
+CLASSES = tuple("0123")
+SPEC = ModelSpec(
+    architecture="test_efficientnet",
+    classes=CLASSES,
+    preprocessing=PreprocessingOverrides(image_size=32, crop_pct=1.0),
+)
+CONFIG = FoldConfig.model_validate(
+    {"alignment_batches": 4, "refine": {"epochs": 2, "lr": 1e-3}, "gate": {"max_drop": 0.1}}
+)
+
+
+def write_domain(path: Path, shade: float) -> Path:
+    """The digits 0 to 3, darkened and inverted by degrees: 0 is as they are, 1 the negative."""
+    digits = load_digits()
+    chosen = np.isin(digits.target, range(4))
+    ink: NDArray[np.float64] = digits.images[chosen] / 16
+    pixels = 255 * ((1 - shade) * ink + shade * (1 - ink))
+    np.savez(
+        path,
+        images=pixels.astype(np.uint8),
+        labels=digits.target[chosen].astype(np.int64),
+        classes=np.array(CLASSES),
+    )
+    return path
+
+
+def train_source(path: Path, task: ImageClassification) -> Path:
+    torch.manual_seed(0)
+    model = timm.create_model(SPEC.architecture, num_classes=len(CLASSES)).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for epoch in range(3):
+        for batch in task.training_batches(32, epoch, CONFIG.refine.augmentation):
+            optimizer.zero_grad()
+            task.loss(model, batch).backward()
+            optimizer.step()
+    write_checkpoint(path, model.state_dict(), CheckpointInfo(classes=CLASSES))
+    return path
+
+
+@pytest.fixture(scope="module")
+def chain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[FoldReport]]:
+    """A folder with v1 and v2, and their reports."""
+    folder = tmp_path_factory.mktemp("chain")
+    tasks = {
+        name: ImageClassification.open(
+            write_domain(folder / f"{name}.npz", shade), SPEC, cache_dir=folder / "cache"
+        )
+        for name, shade in (("plain", 0.0), ("gray", 0.3), ("target", 0.15))
+    }
+    reports, merged = [], None
+    for number, name in enumerate(("plain", "gray"), start=1):
+        source = train_source(folder / f"{name}.safetensors", tasks[name])
+        output = folder / f"v{number}.safetensors"
+        reports.append(fold(SPEC, source, tasks["target"], output, merged=merged, config=CONFIG))
+        merged = output
+    return folder, reports
+
+
+def test_every_fold_is_accepted_and_the_model_is_good(
+    chain: tuple[Path, list[FoldReport]],
+) -> None:
+    folder, reports = chain
+
+    assert [(r.outcome, r.version) for r in reports] == [("accepted", 1), ("accepted", 2)]
+    assert reports[1].parent == reports[0].sha256
+    assert reports[1].metrics.after is not None
+    assert reports[1].metrics.after.test.accuracy > 0.8
+    assert reports[1].metrics.before == reports[0].metrics.after
+    assert Checkpoint(folder / "v2.safetensors").sha256 == reports[1].sha256
+
+
+def test_the_second_source_really_gave_something(chain: tuple[Path, list[FoldReport]]) -> None:
+    report = chain[1][1]
+    assert report.transferred_share is not None
+
+    sizes = {p.name: p.size for p in report.parameters}
+    assert 0.01 < report.transferred_share < 0.99
+    assert report.provenance.totals(sizes)[report.source] == pytest.approx(report.transferred_share)
+
+
+def test_timm_loads_the_merged_model(chain: tuple[Path, list[FoldReport]], tmp_path: Path) -> None:
+    folder, reports = chain
+
+    export_timm_folder(folder / "v2.safetensors", tmp_path / "export", report=reports[1])
+
+    model = timm.create_model(f"local-dir:{tmp_path / 'export'}", pretrained=True).eval()
+    version = Checkpoint(folder / "v2.safetensors")
+    assert all(torch.equal(t, version[n]) for n, t in model.state_dict().items())
+    assert model(torch.zeros(1, 3, 32, 32)).shape == (1, 4)
