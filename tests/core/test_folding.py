@@ -22,7 +22,16 @@ from grasp_core import (
     Progress,
     fold,
 )
-from tests.core.toy import CLASSES, TINY, ToyTask, nudged, quick, save, tiny_weights
+from tests.core.toy import (
+    CLASSES,
+    TINY,
+    ToyTask,
+    nudged,
+    quick,
+    refold,
+    save,
+    tiny_weights,
+)
 
 
 def test_the_first_source_becomes_the_model(source: Path, task: ToyTask, tmp_path: Path) -> None:
@@ -70,14 +79,7 @@ def test_a_second_source_continues_the_line(
 def test_folding_a_source_into_itself_transfers_all_that_has_a_gradient(
     merged: Path, task: ToyTask, tmp_path: Path
 ) -> None:
-    report = fold(
-        TINY,
-        merged,
-        task,
-        tmp_path / "out.safetensors",
-        merged=merged,
-        config=quick(norm_stats="keep"),
-    )
+    report = refold(merged, merged, tmp_path / "out.safetensors", task, norm_stats="keep")
 
     assert all(p.transferred is True for p in report.parameters)
     assert all(p.alignment == pytest.approx(1.0) for p in report.parameters)
@@ -90,13 +92,8 @@ def test_folding_a_source_into_itself_transfers_all_that_has_a_gradient(
 def test_with_tau_one_nothing_is_transferred_and_nothing_changes(
     source: Path, merged: Path, task: ToyTask, tmp_path: Path, granularity: str
 ) -> None:
-    report = fold(
-        TINY,
-        source,
-        task,
-        tmp_path / "out.safetensors",
-        merged=merged,
-        config=quick(tau=1.0, granularity=granularity),
+    report = refold(
+        source, merged, tmp_path / "out.safetensors", task, tau=1.0, granularity=granularity
     )
 
     assert report.transferred_share == 0
@@ -110,14 +107,14 @@ def test_with_tau_one_nothing_is_transferred_and_nothing_changes(
 def test_every_element_is_the_merged_one_or_the_combination(
     source: Path, merged: Path, task: ToyTask, tmp_path: Path, granularity: str, blend: float
 ) -> None:
-    report = fold(
-        TINY,
+    report = refold(
         source,
-        task,
+        merged,
         tmp_path / "out.safetensors",
-        merged=merged,
-        config=quick(granularity=granularity, blend=blend, tau="auto"),
-        force=True,
+        task,
+        granularity=granularity,
+        blend=blend,
+        tau="auto",
     )
 
     old, new, result = (Checkpoint(p) for p in (merged, source, tmp_path / "out.safetensors"))
@@ -129,18 +126,25 @@ def test_every_element_is_the_merged_one_or_the_combination(
     assert 0.05 < report.transferred_share < 0.95  # type: ignore[operator]
 
 
+def choice(report: FoldReport) -> dict[str, bool | float]:
+    return {p.name: p.transferred for p in report.parameters}
+
+
+@pytest.fixture
+def unscaled(source: Path, merged: Path, task: ToyTask, tmp_path: Path) -> dict[str, bool | float]:
+    return choice(refold(source, merged, tmp_path / "unscaled", task, tau=0.5))
+
+
 @settings(
     max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(scale=st.floats(1e-3, 1e3))
 def test_scaling_the_loss_does_not_change_the_choice(
-    source: Path, merged: Path, task: ToyTask, tmp_path: Path, scale: float
+    source: Path, merged: Path, tmp_path: Path, unscaled: dict[str, bool | float], scale: float
 ) -> None:
-    def choice(task: ToyTask) -> dict[str, bool | float]:
-        report = fold(TINY, source, task, tmp_path / "o", merged=merged, config=quick(), force=True)
-        return {p.name: p.transferred for p in report.parameters}
+    report = refold(source, merged, tmp_path / "scaled", ToyTask(scale=scale), tau=0.5)
 
-    assert choice(ToyTask(scale=scale)) == choice(task)
+    assert choice(report) == unscaled
 
 
 def test_half_precision_sources_fold_into_a_float32_model(
@@ -149,9 +153,7 @@ def test_half_precision_sources_fold_into_a_float32_model(
     half = {n: t.half() if t.is_floating_point() else t for n, t in source_weights.items()}
     path = save(tmp_path / "half.safetensors", half)
 
-    report = fold(
-        TINY, path, task, tmp_path / "out.safetensors", merged=merged, config=quick(), force=True
-    )
+    report = refold(path, merged, tmp_path / "out.safetensors", task)
 
     result = Checkpoint(tmp_path / "out.safetensors")
     assert {result[p.name].dtype for p in report.parameters} == {torch.float32}
@@ -177,14 +179,8 @@ def test_head_rows_are_matched_by_class_name(
     """The source knows fox, dog and owl, in that order; the model cat, dog and fox."""
     path = save(tmp_path / "s.safetensors", source_weights, classes=("fox", "dog", "owl"))
 
-    report = fold(
-        TINY,
-        path,
-        OnlyKnown(),
-        tmp_path / "out.safetensors",
-        merged=merged,
-        config=quick(tau=0.0, granularity=granularity),
-        force=True,
+    report = refold(
+        path, merged, tmp_path / "out.safetensors", OnlyKnown(), tau=0.0, granularity=granularity
     )
 
     result, old = Checkpoint(tmp_path / "out.safetensors"), Checkpoint(merged)
@@ -223,15 +219,7 @@ def test_without_a_common_class_the_body_is_still_folded(
     other = nudged(merged_weights, 0.01, seed=5)
     path = save(tmp_path / "s.safetensors", other, classes=("oak", "elm", "ash"))
 
-    report = fold(
-        TINY,
-        path,
-        task,
-        tmp_path / "out.safetensors",
-        merged=merged,
-        config=quick(tau=0.0),
-        force=True,
-    )
+    report = refold(path, merged, tmp_path / "out.safetensors", task, tau=0.0)
 
     transferred = {p.name: p.transferred for p in report.parameters}
     assert transferred["classifier.weight"] is False
@@ -331,7 +319,7 @@ def test_a_forced_source_that_is_not_finite_transfers_nothing(
     broken = {n: t * torch.nan if t.is_floating_point() else t for n, t in source_weights.items()}
     path = save(tmp_path / "s.safetensors", broken)
 
-    report = fold(TINY, path, task, tmp_path / "out", merged=merged, config=quick(), force=True)
+    report = refold(path, merged, tmp_path / "out", task)
 
     assert report.forced
     assert report.transferred_share == 0
@@ -340,15 +328,7 @@ def test_a_forced_source_that_is_not_finite_transfers_nothing(
 def test_the_report_is_the_contract_in_json(
     source: Path, merged: Path, task: ToyTask, tmp_path: Path
 ) -> None:
-    report = fold(
-        TINY,
-        source,
-        task,
-        tmp_path / "out.safetensors",
-        merged=merged,
-        config=quick(refine={"epochs": 1}),
-        force=True,
-    )
+    report = refold(source, merged, tmp_path / "out.safetensors", task, refine={"epochs": 1})
 
     told = json.loads(report.to_json())
     assert told["schema"] == 1

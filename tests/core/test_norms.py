@@ -8,16 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from grasp_core import Checkpoint, FoldReport, ModelSpec, build_model, fold, load_weights
+from grasp_core import Checkpoint, ModelSpec, build_model, fold, load_weights
 from grasp_core.refinement import EpochRecord, Trainer
 from grasp_core.seeds import derive_seed
-from tests.core.toy import CLASSES, TINY, ToyTask, quick, save, tiny_weights
+from tests.core.toy import CLASSES, TINY, ToyTask, quick, refold, save, tiny_weights
 
 STATISTICS = ("running_mean", "running_var")
-
-
-def run(merged: Path, source: Path, output: Path, **values: object) -> FoldReport:
-    return fold(TINY, source, ToyTask(), output, merged=merged, config=quick(**values), force=True)
 
 
 def statistics(weights: Checkpoint) -> dict[str, Tensor]:
@@ -25,7 +21,7 @@ def statistics(weights: Checkpoint) -> dict[str, Tensor]:
 
 
 def test_keep_leaves_the_merged_ones(merged: Path, source: Path, tmp_path: Path) -> None:
-    run(merged, source, tmp_path / "out", norm_stats="keep")
+    refold(source, merged, tmp_path / "out", norm_stats="keep")
 
     old, new = statistics(Checkpoint(merged)), statistics(Checkpoint(tmp_path / "out"))
     assert all(torch.equal(new[name], old[name]) for name in old)
@@ -34,7 +30,7 @@ def test_keep_leaves_the_merged_ones(merged: Path, source: Path, tmp_path: Path)
 def test_in_train_mode_they_drift_over_the_alignment_batches(
     merged: Path, source: Path, tmp_path: Path
 ) -> None:
-    report = run(merged, source, tmp_path / "out", norm_stats="keep", merged_mode="train")
+    report = refold(source, merged, tmp_path / "out", norm_stats="keep", merged_mode="train")
 
     model = build_model(TINY)
     load_weights(model, Checkpoint(merged), torch.device("cpu"), exact=True)
@@ -50,7 +46,9 @@ def test_in_train_mode_they_drift_over_the_alignment_batches(
 def test_follow_takes_them_with_their_layers_weight(
     merged: Path, source: Path, tmp_path: Path, granularity: str
 ) -> None:
-    run(merged, source, tmp_path / "out", norm_stats="follow", granularity=granularity, tau="auto")
+    refold(
+        source, merged, tmp_path / "out", norm_stats="follow", granularity=granularity, tau="auto"
+    )
 
     old, new, result = (Checkpoint(path) for path in (merged, source, tmp_path / "out"))
     followed = 0
@@ -65,7 +63,7 @@ def test_follow_takes_them_with_their_layers_weight(
 def test_recalibrate_measures_them_on_the_alignment_batches(
     merged: Path, source: Path, tmp_path: Path
 ) -> None:
-    report = run(merged, source, tmp_path / "out", norm_stats="recalibrate", tau=0.0)
+    report = refold(source, merged, tmp_path / "out", norm_stats="recalibrate", tau=0.0)
 
     result = Checkpoint(tmp_path / "out")
     model = build_model(TINY)
@@ -93,7 +91,7 @@ def test_recalibration_gives_every_layer_its_momentum_back(
 
     monkeypatch.setattr(Trainer, "run_epoch", look)
 
-    run(merged, source, tmp_path / "out", tau=0.0, refine={"epochs": 1})
+    refold(source, merged, tmp_path / "out", tau=0.0, refine={"epochs": 1})
 
     assert set(seen) == {0.1}
 
