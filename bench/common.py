@@ -5,6 +5,7 @@ Set before torch is loaded: one thread, so that a second busy process disturbs t
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 
@@ -29,12 +30,14 @@ from grasp_core.checkpoints import Checkpoint, CheckpointInfo, write_checkpoint,
 from grasp_core.config import Augmentation, FoldConfig, ModelSpec, PreprocessingOverrides
 from grasp_core.data import TargetData
 from grasp_core.folding import fold
+from grasp_core.progress import ProgressCallback
 from grasp_core.report import FoldReport
 from grasp_core.tasks import Batch, ImageClassification, SplitName
 
 torch.set_num_threads(1)
 
 MB = 1e6
+M_MMAP_THRESHOLD, MAPPED_BYTES = -3, 2**18  # malloc.h: blocks this large get a mapping of their own
 P = ParamSpec("P")
 T = TypeVar("T")
 Tensors = dict[str, Tensor]
@@ -88,16 +91,17 @@ class Setting:
         model.load_state_dict(dict(Checkpoint(weights)))
         return model
 
-    def fold(self, config: FoldConfig, output: str = "output.safetensors") -> FoldReport:
+    def fold(self, config: FoldConfig, progress: ProgressCallback | None = None) -> FoldReport:
         """This fold. Forced, since these models have learnt nothing that a gate could judge."""
         return fold(
             self.spec,
             self.source,
             InMemory.load(self.images, self.spec.classes),
-            self.folder / output,
+            self.folder / "output.safetensors",
             merged=self.merged,
             config=config,
             work_dir=self.folder / "work",
+            progress=progress,
             force=True,
         )
 
@@ -301,6 +305,13 @@ def in_fresh_process(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
         return pool.submit(function, *args, **kwargs).result()
 
 
+def return_freed_memory() -> None:
+    """From now on in this process, blocks go back to the system when freed (glibc only)."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES)
+
+
 def say(what: str) -> None:
     """Tell on stderr what is being done."""
     print(f"… {what}", file=sys.stderr, flush=True)
@@ -333,9 +344,7 @@ class Promise:
 
     def __str__(self) -> str:
         verdict = "holds" if self.holds else "DOES NOT HOLD"
-        return (
-            f"promise: {self.text} ≤ {self.limit:g} · measured {self.measured:.3f} · {verdict}"
-        )
+        return f"promise: {self.text} ≤ {self.limit:g} · measured {self.measured:.3f} · {verdict}"
 
 
 def settle(promises: Sequence[Promise]) -> int:

@@ -2,17 +2,18 @@
 
     python bench/fold_speed.py [--quick] [--repeats N] [--data PATH]
 
-Stages 1-4 are what the report calls target_gradients, source_gradients and transfer. The floor under
-them is two forward and backward passes (one per model, plain timm models in eval mode, on batches of
-the same size) and one read of both files. The default `norm_stats` measures batch-norm statistics
-anew after the transfer, which is one more forward pass; models with batch norm are therefore timed
-with and without it.
+Stages 1-4 are what the report calls target_gradients, source_gradients and transfer. The floor
+under them is two forward and backward passes (one per model, plain timm models in eval mode, on
+batches of the same size) and one read of both files. The default `norm_stats` measures batch-norm
+statistics anew after the transfer: one more forward pass, which is not among the paper's stages.
+Models with batch norm are therefore timed with and without it; the promise is about those without.
 
 The whole fold stands beside the naive one: two models, two sets of gradients, deepcopy of the best
 epoch, and neither a gate, nor a baseline, nor a state to go on from after a crash.
 
-One thread, warmed up, in turns; ratios are medians over the turns, so that a busy machine slows both
-sides of a ratio alike.
+One thread, warmed up, in turns; ratios are medians over the turns. Stages 1-4 and their floor are
+measured in processor time, which other processes disturb less; they wait for nothing. A whole fold
+also waits for the disk, so there it is the clock's.
 """
 
 from __future__ import annotations
@@ -38,24 +39,38 @@ from bench.common import (
     settle,
 )
 from grasp_core.config import FoldConfig, NormStats, RefineConfig
+from grasp_core.progress import Progress
 from grasp_core.report import FoldReport
 
 LIMIT = 1.2  # stages 1-4 / (two passes + one read)
 STAGES = ("target_gradients", "source_gradients", "transfer")
 BATCHES = 2  # for alignment
-STEPS, EPOCHS = 8, 2
+STEPS, EPOCHS = 4, 2
 
-Stages = dict[str, float]
+Stages = dict[str, float]  # seconds, by name
 
 
-def seconds(work: Callable[[], object]) -> float:
+def processor_seconds(work: Callable[[], object]) -> float:
+    begin = time.process_time()
+    work()
+    return time.process_time() - begin
+
+
+def clock_seconds(work: Callable[[], object]) -> float:
     begin = time.perf_counter()
     work()
     return time.perf_counter() - begin
 
 
-def stage_seconds(report: FoldReport) -> Stages:
-    return {stage.name: stage.seconds for stage in report.stages}
+def stages_1_to_4(setting: Setting, config: FoldConfig) -> float:
+    """Processor time of stages 1-4 of a fold, which tells its progress as each begins and ends."""
+    marks: dict[str, list[float]] = {}
+
+    def mark(progress: Progress) -> None:
+        marks.setdefault(progress.stage, []).append(time.process_time())
+
+    setting.fold(config, mark)
+    return sum(marks[stage][-1] - marks[stage][0] for stage in STAGES)
 
 
 def config_for(setting: Setting, norm_stats: NormStats, epochs: int) -> FoldConfig:
@@ -89,25 +104,27 @@ def stages_over_floor(setting: Setting, norm_stats: NormStats, repeats: int) -> 
     turns = []
     for turn in range(-1, repeats):  # the first one warms up
         say(f"{setting.case}: stages 1-4, {norm_stats}, turn {turn + 1} of {repeats}")
-        least = seconds(floor)
-        stages = stage_seconds(setting.fold(config))
-        ours = sum(stages[name] for name in STAGES)
+        least = processor_seconds(floor)
+        ours = stages_1_to_4(setting, config)
         turns.append([least, ours, ours / least])
     return turns[1:]
 
 
 def whole_over_naive(setting: Setting, repeats: int) -> tuple[list[list[float]], Stages]:
-    """Per turn: seconds of the naive fold, of this fold, and their ratio; and this fold's stages."""
+    """Per turn: seconds of the naive fold, of this fold, their ratio; and this fold's stages."""
     naive, config = Ordinary(setting, EPOCHS, BATCHES), config_for(setting, "recalibrate", EPOCHS)
-    turns, stages = [], []
+    turns, reports = [], []
     for turn in range(-1, repeats):
         say(f"{setting.case}: whole fold, turn {turn + 1} of {repeats}")
-        theirs = seconds(naive.fold)
-        begin = time.perf_counter()
-        stages.append(stage_seconds(setting.fold(config)))
-        ours = time.perf_counter() - begin
+        theirs = clock_seconds(naive.fold)
+        ours = clock_seconds(lambda: reports.append(setting.fold(config)))
         turns.append([theirs, ours, ours / theirs])
-    return turns[1:], {name: median(s[name] for s in stages[1:]) for name in stages[0]}
+    return turns[1:], median_stages(reports[1:])
+
+
+def median_stages(reports: list[FoldReport]) -> Stages:
+    seconds = [{stage.name: stage.seconds for stage in report.stages} for report in reports]
+    return {name: median(s[name] for s in seconds) for name in seconds[0]}
 
 
 def has_batch_norm(model: nn.Module) -> bool:
@@ -127,9 +144,10 @@ def print_stages_1_to_4(settings: list[Setting], repeats: int) -> list[Promise]:
             floor, ours, ratio = medians(stages_over_floor(setting, norm_stats, repeats))
             label = norm_stats if recalibrates else "no batch norm"
             rows.append((setting.case, label, f"{floor:.2f}", f"{ours:.2f}", f"{ratio:.2f}"))
-            promises.append(Promise(f"{setting.case}, {label}: stages 1-4 / floor", LIMIT, ratio))
+            if label != "recalibrate":
+                promises.append(Promise(f"{setting.case}: stages 1-4 / floor", LIMIT, ratio))
     heads = ("", "norm_stats", "two passes + read", "stages 1-4", "ratio")
-    print_table(f"Stages 1-4, {BATCHES} alignment batches: seconds", heads, rows)
+    print_table(f"Stages 1-4, {BATCHES} alignment batches: processor seconds", heads, rows)
     return promises
 
 

@@ -10,6 +10,8 @@ from torch.linalg import vecdot
 
 from grasp_core.config import Granularity
 
+PAPER_TAU = 0.3
+
 CHUNK = 2**16  # elements: what is in work stays in the cache
 
 
@@ -49,16 +51,24 @@ def inner_products(a: Tensor, b: Tensor) -> Tensor:
     return sums
 
 
-def otsu_threshold(scores: Iterable[Tensor]) -> float:
-    """τ = auto: the cut that separates the scores into the two most distinct groups.
+def auto_threshold(scores: Iterable[Tensor]) -> float:
+    """τ = auto: where the scores part best, but between 0 and the paper's τ.
 
-    It maximises the variance between the groups (Otsu 1979) and is never below 0: what disagrees
-    is not transferred. Signs of elements are separated as they are.
+    What disagrees is never transferred, and what agrees as well as the paper asks for always is.
+    Signs of elements, which are -1 or 1, are parted by 0.
     """
-    finer = [score.reshape(-1) for score in scores]
-    if not finer or finer[0].dtype == torch.int8:
+    flat = [score.reshape(-1) for score in scores]
+    if not flat or flat[0].dtype == torch.int8:
         return 0.0
-    ordered = torch.cat(finer).double().sort().values
+    return min(max(otsu_threshold(torch.cat(flat)), 0.0), PAPER_TAU)
+
+
+def otsu_threshold(scores: Tensor) -> float:
+    """The upper end of the lower group, if scores (N,) are parted into the two most distinct ones.
+
+    They are most distinct where the variance between them is largest (Otsu 1979).
+    """
+    ordered = scores.double().sort().values
     count = len(ordered)
     if count < 2:
         return 0.0
@@ -67,7 +77,7 @@ def otsu_threshold(scores: Iterable[Tensor]) -> float:
     low = sums[:-1] / below
     high = (sums[-1] - sums[:-1]) / (count - below)
     between = below * (count - below) * (high - low) ** 2
-    return max(0.0, float(ordered[int(between.argmax())]))
+    return float(ordered[int(between.argmax())])
 
 
 def blended(merged: Tensor, source: Tensor, chosen: Tensor, blend: float) -> Tensor:

@@ -117,7 +117,9 @@ class FoldConfig(Frozen):
         None, description="Start from a named set of values; what is given explicitly wins."
     )
     tau: Fraction | Literal["auto"] = Field(
-        0.3, description="Transfer where alignment is above this; auto: Otsu's threshold."
+        "auto",
+        description="Transfer where alignment is above this; auto: where the alignments part best,"
+        " at most 0.3.",
     )
     granularity: Granularity = Field("tensor", description="What is compared and copied as one.")
     blend: Fraction = Field(

@@ -10,7 +10,6 @@ from typing import cast
 
 import torch
 from torch import nn
-from torch.utils import deterministic as uninitialized
 
 from grasp_core.config import FoldConfig, Precision
 from grasp_core.errors import ConfigError
@@ -90,14 +89,10 @@ def deterministic() -> Iterator[None]:
     before = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     benchmark = torch.backends.cudnn.benchmark
-    fill = uninitialized.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.backends.cudnn.benchmark = False
-    # Filling all new memory with NaN is for finding faulty kernels, and costs a tenth of the time.
-    uninitialized.fill_uninitialized_memory = False
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(before, warn_only=warn_only)
         torch.backends.cudnn.benchmark = benchmark
-        uninitialized.fill_uninitialized_memory = fill

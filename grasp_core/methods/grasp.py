@@ -20,7 +20,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from grasp_core.alignment import align, blended, otsu_threshold
+from grasp_core.alignment import align, auto_threshold, blended
 from grasp_core.architectures import load_weights
 from grasp_core.config import FoldConfig
 from grasp_core.gradients import stream_gradients
@@ -100,7 +100,7 @@ def transfer(
 ) -> Merge:
     """Stage 4. Copy, or blend in, what agrees, and leave the result in the module."""
     config = bench.config
-    tau = otsu_threshold(scores.values()) if config.tau == "auto" else config.tau
+    tau = auto_threshold(scores.values()) if config.tau == "auto" else config.tau
     weights = {name: statistics.get(name, merged[name]).clone() for name in merged}
     chosen: Tensors = {}
     reports = []

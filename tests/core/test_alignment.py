@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from torch import Tensor
 
-from grasp_core.alignment import align, blended, cosine, otsu_threshold
+from grasp_core.alignment import (
+    PAPER_TAU,
+    align,
+    auto_threshold,
+    blended,
+    cosine,
+    otsu_threshold,
+)
 from grasp_core.config import Granularity
 
 GRANULARITIES: tuple[Granularity, ...] = ("tensor", "channel", "element")
@@ -143,15 +150,13 @@ def test_with_another_blend_it_is_exactly_the_combination_or_the_merged(
 
 
 @given(st.lists(st.floats(-1, 1), min_size=2, max_size=30))
-def test_otsu_is_the_cut_that_separates_best(scores: list[float]) -> None:
-    tau = otsu_threshold([torch.tensor(scores)])
+def test_otsu_is_the_cut_that_parts_best(scores: list[float]) -> None:
+    values = torch.tensor(scores)
 
-    values = torch.tensor(scores).double().tolist()
-    best = max(separation(values, cut) for cut in values)
-    if tau > 0:
-        assert separation(values, tau) == pytest.approx(best, rel=1e-9, abs=1e-12)
-    else:
-        assert tau == 0
+    cut = otsu_threshold(values)
+
+    best = max(separation(values.tolist(), value) for value in values.tolist())
+    assert separation(values.tolist(), cut) == pytest.approx(best, rel=1e-9, abs=1e-12)
 
 
 def separation(values: list[float], cut: float) -> float:
@@ -162,7 +167,23 @@ def separation(values: list[float], cut: float) -> float:
     return len(low) * len(high) * (sum(high) / len(high) - sum(low) / len(low)) ** 2
 
 
-def test_otsu_has_nothing_to_cut_in_signs_or_single_scores() -> None:
-    assert otsu_threshold([]) == 0
-    assert otsu_threshold([torch.tensor(0.8)]) == 0
-    assert otsu_threshold([torch.tensor([1, -1], dtype=torch.int8)]) == 0
+@pytest.mark.parametrize(
+    ("scores", "tau"),
+    [
+        ([-0.5, -0.4, 0.1, 0.2], 0.0),  # never what disagrees
+        ([0.0, 0.1, 0.5, 0.6], 0.1),  # the gap
+        ([0.5, 0.6, 0.9, 0.95], PAPER_TAU),  # all agree well
+        ([1.0, 1.0, 1.0], PAPER_TAU),
+        ([0.8], 0.0),
+    ],
+)
+def test_auto_parts_scores_between_zero_and_the_papers_threshold(
+    scores: list[float], tau: float
+) -> None:
+    assert auto_threshold([torch.tensor(s) for s in scores]) == pytest.approx(tau)
+    assert auto_threshold([torch.tensor(scores)]) == pytest.approx(tau)
+
+
+def test_auto_has_nothing_to_part_in_signs() -> None:
+    assert auto_threshold([]) == 0
+    assert auto_threshold([torch.tensor([1, -1], dtype=torch.int8)]) == 0

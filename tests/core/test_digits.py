@@ -50,11 +50,14 @@ def write_domain(path: Path, shade: float) -> Path:
     return path
 
 
-def train_source(path: Path, task: ImageClassification) -> Path:
+def train(path: Path, task: ImageClassification, epochs: int, ancestor: Path | None = None) -> Path:
+    """A model from scratch, or an ancestor trained further, as sources that merge well are."""
     torch.manual_seed(0)
     model = timm.create_model(SPEC.architecture, num_classes=len(CLASSES)).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    for epoch in range(3):
+    if ancestor is not None:
+        model.load_state_dict(dict(Checkpoint(ancestor)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3 if ancestor else 3e-3)
+    for epoch in range(epochs):
         for batch in task.training_batches(32, epoch, CONFIG.refine.augmentation):
             optimizer.zero_grad()
             task.loss(model, batch).backward()
@@ -73,9 +76,10 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[FoldRepo
         )
         for name, shade in (("plain", 0.0), ("gray", 0.3), ("target", 0.15))
     }
+    ancestor = train(folder / "ancestor.safetensors", tasks["plain"], epochs=4)
     reports, merged = [], None
     for number, name in enumerate(("plain", "gray"), start=1):
-        source = train_source(folder / f"{name}.safetensors", tasks[name])
+        source = train(folder / f"{name}.safetensors", tasks[name], 2, ancestor)
         output = folder / f"v{number}.safetensors"
         reports.append(fold(SPEC, source, tasks["target"], output, merged=merged, config=CONFIG))
         merged = output

@@ -114,7 +114,7 @@ def test_every_element_is_the_merged_one_or_the_combination(
         task,
         granularity=granularity,
         blend=blend,
-        tau="auto",
+        tau=0.6,
     )
 
     old, new, result = (Checkpoint(p) for p in (merged, source, tmp_path / "out.safetensors"))

@@ -29,7 +29,7 @@ def test_a_peak_that_is_gone_again_was_seen() -> None:
 
 def test_where_there_is_no_proc_the_system_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = private_bytes()
-    monkeypatch.setattr(memory, "_STATUS", Path("/nowhere"))
+    monkeypatch.setattr(memory, "_STATM", Path("/nowhere"))
 
     assert private_bytes() == pytest.approx(expected, rel=0.5)
 
