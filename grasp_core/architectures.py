@@ -46,7 +46,8 @@ def load_weights(
         for name in model.state_dict()
     }
     model.load_state_dict(state, assign=True)
-    model.to(device)  # what no checkpoint holds
+    if _computed_buffers(model):
+        model.to(device)
 
 
 def make_manifest(spec: ModelSpec) -> Manifest:
@@ -151,9 +152,9 @@ def _computed_buffers(model: nn.Module) -> bool:
 def _placed(
     name: str, weights: Mapping[str, Tensor], device: torch.device, *, copy: bool, aligned: bool
 ) -> Tensor:
-    if name not in weights:
+    tensor = weights.get(name)
+    if tensor is None:
         return torch.zeros((), dtype=torch.int64, device=device)
-    tensor = weights[name]
     dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
     misplaced = aligned and tensor.data_ptr() % ALIGNMENT != 0
     return tensor.to(device, dtype, copy=copy or misplaced)

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from grasp_core.alignment import CHUNK
 from grasp_core.config import GateConfig
 from grasp_core.evaluation import Metrics
 
@@ -19,6 +18,7 @@ SMALL_RMS = 0.01  # a tensor this small (a bias at zero) is no measure for the s
 USUAL_RMS = 1.0  # the measure while there is no merged model
 ROUNDING = 1e-9  # 0.90 - 0.88 is a little more than 0.02
 SHOWN = 5
+CHUNK = 2**16  # elements: their float64 copy stays in the cache
 
 
 def find_bad_tensors(

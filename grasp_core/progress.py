@@ -20,6 +20,7 @@ Stage = Literal[
     "target_gradients",
     "source_gradients",
     "transfer",
+    "recalibrate",
     "refine",
     "evaluate",
     "publish",
@@ -33,7 +34,8 @@ _BEGINS: dict[Stage, float] = {
     "target_gradients": 0.07,
     "source_gradients": 0.12,
     "transfer": 0.17,
-    "refine": 0.19,
+    "recalibrate": 0.18,
+    "refine": 0.20,
     "evaluate": 0.93,
     "publish": 0.99,
 }

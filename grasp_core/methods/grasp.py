@@ -45,6 +45,9 @@ def grasp(bench: Workbench) -> Refined:
         scores = source_gradients(bench, g)
     with bench.recorder.stage("transfer"):
         merge = transfer(bench, bench.merged, scores, statistics)
+    if bench.config.norm_stats == "recalibrate" and merge.share > 0:
+        with bench.recorder.stage("recalibrate"):
+            recalibrate(bench)
     return refine(bench, merge)
 
 
@@ -57,8 +60,8 @@ def adopt(bench: Workbench) -> Merge:
         return Merge(
             tau=0.0,
             parameters=tuple(
-                _report(bench, name, torch.ones(()), everything)
-                for name, _ in bench.model.named_parameters()
+                _report(bench, name, parameter, torch.ones(()), everything)
+                for name, parameter in bench.model.named_parameters()
             ),
         )
 
@@ -104,7 +107,7 @@ def transfer(
     weights = {name: statistics.get(name, merged[name]).clone() for name in merged}
     chosen: Tensors = {}
     reports = []
-    for name, _ in bench.model.named_parameters():
+    for name, parameter in bench.model.named_parameters():
         score = scores.get(name, torch.zeros(()))
         chosen[name] = score > tau
         rows = bench.source.matched_rows(name)
@@ -112,18 +115,16 @@ def transfer(
         weights[name][where] = blended(
             weights[name][where], bench.source[name][where], chosen[name], config.blend
         )
-        reports.append(_report(bench, name, score, chosen[name]))
+        reports.append(_report(bench, name, parameter, score, chosen[name]))
     if config.norm_stats == "follow":
         follow_transfer(weights, bench.source, chosen, config.blend)
     load_weights(bench.model, weights, bench.runtime.device)
-    merge = Merge(tau=tau, parameters=tuple(reports))
-    if config.norm_stats == "recalibrate" and merge.share > 0:
-        recalibrate(bench)
-    return merge
+    return Merge(tau=tau, parameters=tuple(reports))
 
 
-def _report(bench: Workbench, name: str, score: Tensor, chosen: Tensor) -> ParameterReport:
-    parameter = bench.model.get_parameter(name)
+def _report(
+    bench: Workbench, name: str, parameter: Tensor, score: Tensor, chosen: Tensor
+) -> ParameterReport:
     share = float(chosen.double().mean()) if chosen.numel() else 0.0
     rows = bench.source.matched_rows(name)
     if rows is not None:

@@ -341,6 +341,7 @@ def test_the_report_is_the_contract_in_json(
         "target_gradients",
         "source_gradients",
         "transfer",
+        "recalibrate",
         "refine",
         "evaluate",
         "publish",

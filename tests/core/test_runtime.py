@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from grasp_core import ConfigError, FoldConfig, Runtime
-from grasp_core.runtime import choose_device, choose_format, deterministic
+from grasp_core.runtime import choose_device, choose_format, deterministic, uninitialized
 from grasp_core.seeds import derive_seed
 from grasp_core.tasks import Batch
 
@@ -70,8 +70,10 @@ def test_torch_gets_its_settings_back() -> None:
     with deterministic():
         assert torch.are_deterministic_algorithms_enabled()
         assert not torch.backends.cudnn.benchmark
+        assert not uninitialized.fill_uninitialized_memory
 
     assert not torch.are_deterministic_algorithms_enabled()
+    assert uninitialized.fill_uninitialized_memory
     assert torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = False
 
