@@ -110,11 +110,12 @@ def transfer(
     for name, parameter in bench.model.named_parameters():
         score = scores.get(name, torch.zeros(()))
         chosen[name] = score > tau
-        rows = bench.source.matched_rows(name)
-        where = slice(None) if rows is None else rows
-        weights[name][where] = blended(
-            weights[name][where], bench.source[name][where], chosen[name], config.blend
-        )
+        if chosen[name].any():
+            rows = bench.source.matched_rows(name)
+            where = slice(None) if rows is None else rows
+            weights[name][where] = blended(
+                weights[name][where], bench.source[name][where], chosen[name], config.blend
+            )
         reports.append(_report(bench, name, parameter, score, chosen[name]))
     if config.norm_stats == "follow":
         follow_transfer(weights, bench.source, chosen, config.blend)
