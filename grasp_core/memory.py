@@ -30,8 +30,9 @@ class PeakMemory:
     On CUDA it is torch's own record; elsewhere a thread samples the private memory of the process.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, every: float = SAMPLE_S) -> None:
         self.bytes = 0
+        self._every = every
         self._device = device
         self._done = threading.Event()
         self._sampler: threading.Thread | None = None
@@ -60,5 +61,5 @@ class PeakMemory:
     def _sample(self) -> None:
         while True:
             self.bytes = max(self.bytes, private_bytes())
-            if self._done.wait(SAMPLE_S):
+            if self._done.wait(self._every):
                 return

@@ -94,7 +94,7 @@ def deterministic() -> Iterator[None]:
     fill = uninitialized.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.backends.cudnn.benchmark = False
-    # Filling new memory with NaN shows faulty kernels, and costs some 5 % of the time.
+    # Filling new memory with NaN is for finding faulty kernels, and is not free.
     uninitialized.fill_uninitialized_memory = False
     try:
         yield

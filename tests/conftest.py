@@ -4,6 +4,11 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# No test depends on how fast the machine is.
+settings.register_profile("any-speed", deadline=None)
+settings.load_profile("any-speed")
 
 
 @pytest.fixture

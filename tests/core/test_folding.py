@@ -135,9 +135,7 @@ def unscaled(source: Path, merged: Path, task: ToyTask, tmp_path: Path) -> dict[
     return choice(refold(source, merged, tmp_path / "unscaled", task, tau=0.5))
 
 
-@settings(
-    max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(scale=st.floats(1e-3, 1e3))
 def test_scaling_the_loss_does_not_change_the_choice(
     source: Path, merged: Path, tmp_path: Path, unscaled: dict[str, bool | float], scale: float
