@@ -66,7 +66,9 @@ class Checkpoint(Mapping[str, Tensor]):
             self._file = safe_open(self.path, framework="pt")
             names: list[str] = self._file.keys()
             metadata: dict[str, str] = self._file.metadata() or {}
-        except (SafetensorError, OSError) as error:
+        except OSError as error:
+            raise CheckpointError(f"cannot read {self.path.name}: {error}") from error
+        except SafetensorError as error:
             raise CheckpointError(
                 f"cannot read {self.path.name} as safetensors: {error}",
                 hint="convert .pt, .pth and .ckpt files with grasp_core.convert_checkpoint",

@@ -7,6 +7,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor, nn
 
 from grasp_core.architectures import load_weights
@@ -56,9 +57,10 @@ class RefineState(Frozen):
         """What an earlier attempt at the very same fold has left, if it finished an epoch."""
         try:
             saved = Checkpoint(bench.work_dir / STATE_FILE)
-        except CheckpointError:
-            return None
-        state = cls.model_validate_json(saved.metadata["state"])
+            Checkpoint(bench.work_dir / BEST_FILE)
+            state = cls.model_validate_json(saved.metadata.get("state", ""))
+        except (CheckpointError, ValidationError):
+            return None  # nothing there, or nothing that could be gone on with
         return state if state.fold_id == bench.fold_id else None
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from grasp_core import STOP, FoldConfig, FoldStopped, Progress, fold
-from grasp_core.refinement import STATE_FILE
+from grasp_core.refinement import BEST_FILE, STATE_FILE
 from tests.core.toy import TINY, ToyTask, quick, save, tiny_weights
 
 EPOCHS = 4
@@ -145,7 +145,7 @@ def test_the_report_says_where_it_went_on(files: tuple[Path, Path], tmp_path: Pa
     assert report.parameters
 
 
-@pytest.mark.parametrize("change", ["config", "source", "damage"])
+@pytest.mark.parametrize("change", ["config", "source", "damage", "foreign", "best lost"])
 def test_what_another_fold_has_left_is_not_gone_on_with(
     files: tuple[Path, Path], tmp_path: Path, change: str
 ) -> None:
@@ -158,8 +158,12 @@ def test_what_another_fold_has_left_is_not_gone_on_with(
         config = CONFIG.model_copy(update={"tau": 0.5})
     elif change == "source":
         source = save(tmp_path / "other.safetensors", tiny_weights(3))
-    else:
+    elif change == "damage":
         (tmp_path / "work" / STATE_FILE).write_bytes(b"damaged")
+    elif change == "foreign":
+        save(tmp_path / "work" / STATE_FILE, tiny_weights(3))
+    else:
+        (tmp_path / "work" / BEST_FILE).unlink()
 
     fresh = tmp_path / "fresh"
     assert run(tmp_path, merged, source, config=config) == run(fresh, merged, source, config=config)
