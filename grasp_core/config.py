@@ -151,9 +151,8 @@ class FoldConfig(Frozen):
     @model_validator(mode="before")
     @classmethod
     def _start_from_preset(cls, values: Any) -> Any:
-        if not isinstance(values, dict) or values.get("preset") not in PRESETS:
-            return values
-        return PRESETS[values["preset"]] | values
+        preset = values.get("preset") if isinstance(values, dict) else None
+        return PRESETS[preset] | values if isinstance(preset, str) and preset in PRESETS else values
 
 
 PRESETS: dict[str, dict[str, Any]] = {

@@ -42,6 +42,7 @@ def fold(
     merged: str | Path | None = None,
     source_classes: Sequence[str] | None = None,
     config: FoldConfig | None = None,
+    version: int | None = None,
     work_dir: str | Path | None = None,
     progress: ProgressCallback | None = None,
     force: bool = False,
@@ -49,7 +50,8 @@ def fold(
     """Fold the checkpoint `source` into `merged` on the task's target, and write `output`.
 
     Without `merged` the source becomes the first version. `source_classes` names the source's
-    outputs; without it the names in the file count, and without those the model's own. A rejected
+    outputs; without it the names in the file count, and without those the model's own. `version`
+    is the number of the new version; without it, one more than `merged` says of itself. A rejected
     fold writes no output; `force` writes it all the same. With a `work_dir`, a fold that was
     interrupted goes on after its last finished epoch, and ends in the same bytes.
 
@@ -61,7 +63,7 @@ def fold(
     recorder = Recorder(runtime.device, progress)
     with deterministic(), _work_folder(work_dir) as folder:
         with recorder.stage("load"):
-            inputs = Inputs.open(spec, source, merged, source_classes)
+            inputs = Inputs.open(spec, source, merged, source_classes, version)
             bench = inputs.workbench(task, config, runtime, recorder, folder)
             flaw = find_bad_tensors(inputs.source, inputs.merged, config.gate)
         draft = inputs.draft_report(bench)
@@ -105,6 +107,7 @@ class Inputs:
     source: Checkpoint
     merged: Checkpoint | None
     source_classes: tuple[str, ...] | None
+    version: int | None  # of the output, where it is not simply the next
 
     @classmethod
     def open(
@@ -113,22 +116,24 @@ class Inputs:
         source: str | Path,
         merged: str | Path | None,
         source_classes: Sequence[str] | None,
+        version: int | None,
     ) -> Inputs:
         manifest = make_manifest(spec)
         file = Checkpoint(source)
         classes = tuple(source_classes) if source_classes else file.info.classes
         count = len(classes) if classes else None
         manifest.require(file.found, name=file.path.name, classes=count)
-        version = None
+        base = None
         if merged is not None:
-            version = Checkpoint(merged)
-            manifest.require(version.found, name=version.path.name)
-        return cls(spec, manifest, file, version, classes)
+            base = Checkpoint(merged)
+            manifest.require(base.found, name=base.path.name)
+        return cls(spec, manifest, file, base, classes, version)
 
     @property
     def lineage(self) -> Lineage:
+        following = self.merged.info.lineage.version + 1 if self.merged else 1
         return Lineage(
-            version=self.merged.info.lineage.version + 1 if self.merged else 1,
+            version=following if self.version is None else self.version,
             parent=self.merged.sha256 if self.merged else None,
             source=self.source.sha256,
         )

@@ -6,7 +6,7 @@ Nothing else in the package knows that it is looking at pictures.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -91,11 +91,23 @@ class ImageClassification:
 
     @classmethod
     def open(
-        cls, path: str | Path, spec: ModelSpec, *, cache_dir: str | Path | None = None
+        cls,
+        path: str | Path,
+        spec: ModelSpec,
+        *,
+        cache_dir: str | Path | None = None,
+        fingerprint: str | None = None,
+        progress: Callable[[float], None] | None = None,
     ) -> ImageClassification:
-        """The target data at `path`, prepared as the architecture wants its images."""
+        """The target data at `path`, prepared as the architecture wants its images.
+
+        A known `fingerprint` is trusted: the data is not hashed and, if cached, not touched.
+        `progress` hears which share of it is decoded; what it raises ends the decoding.
+        """
         preprocessing = resolve_preprocessing(spec)
-        target = TargetData.open(path, preprocessing, cache_dir=cache_dir)
+        target = TargetData.open(
+            path, preprocessing, cache_dir=cache_dir, fingerprint=fingerprint, progress=progress
+        )
         return cls(target, spec.classes, preprocessing)
 
     def alignment_batches(self, size: int, count: int, seed: int) -> Iterator[Batch]:

@@ -76,6 +76,8 @@ def attempt(content: bytes | UInt8Array | Unreadable, recipe: Recipe) -> UInt8Ar
         return decode(content, recipe)
     except UnidentifiedImageError:
         return Unreadable("not an image of a known format")
+    except MemoryError:
+        raise  # it says nothing about the image
     except Exception as error:  # Pillow's plugins raise nearly anything on damaged files
         return Unreadable(str(error) or type(error).__name__)
 

@@ -171,10 +171,19 @@ def test_reasons_of_broken_images(content: Any, reason: str) -> None:
 
 def test_an_error_without_words_is_named_by_its_type(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: object) -> None:
+        raise IndexError
+
+    monkeypatch.setattr("grasp_core.data.decode._to_rgb", fail)
+    assert attempt(png(np.eye(8, dtype=np.uint8)), recipe()) == Unreadable("IndexError")
+
+
+def test_a_lack_of_memory_is_not_the_images_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object) -> None:
         raise MemoryError
 
     monkeypatch.setattr("grasp_core.data.decode._to_rgb", fail)
-    assert attempt(png(np.eye(8, dtype=np.uint8)), recipe()) == Unreadable("MemoryError")
+    with pytest.raises(MemoryError):
+        attempt(png(np.eye(8, dtype=np.uint8)), recipe())
 
 
 @pytest.mark.parametrize("side", [10_000, 20_000])

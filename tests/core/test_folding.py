@@ -393,3 +393,21 @@ def test_the_callback_can_stop_a_fold_in_any_stage(
         )
 
     assert not (tmp_path / "out.safetensors").exists()
+
+
+def test_the_number_of_a_version_can_be_given(
+    source: Path, merged: Path, task: ToyTask, tmp_path: Path
+) -> None:
+    """As after going back to an older version: the new one is not that version's successor."""
+    outputs = [tmp_path / name for name in ("next", "seventh", "again")]
+
+    reports = [
+        fold(TINY, source, task, output, merged=merged, config=quick(), version=n, force=True)
+        for output, n in zip(outputs, (None, 7, 7), strict=True)
+    ]
+
+    assert [report.version for report in reports] == [1, 7, 7]  # `merged` is a foreign file: 0
+    assert [Checkpoint(output).info.lineage.version for output in outputs] == [1, 7, 7]
+    assert Checkpoint(outputs[1]).info.lineage.parent == Checkpoint(merged).sha256
+    assert reports[1].seed == reports[2].seed != reports[0].seed
+    assert reports[1].sha256 == reports[2].sha256 != reports[0].sha256

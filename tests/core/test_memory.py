@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,9 +21,14 @@ def test_a_peak_that_is_gone_again_was_seen() -> None:
         pass
 
     with PeakMemory(torch.device("cpu")) as peak:
-        block = torch.ones(50 * MB, dtype=torch.uint8)
-        time.sleep(20 * SAMPLE_S)
-        del block
+        # From the system itself: an allocator might reuse what was freed before.
+        block = mmap.mmap(-1, 50 * MB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        for _ in range(50):
+            block.write(b"x" * MB)
+        deadline = time.monotonic() + 60  # for the sampler's turn on a busy machine
+        while peak.bytes < before.bytes + 25 * MB and time.monotonic() < deadline:
+            time.sleep(SAMPLE_S)
+        block.close()
 
     assert peak.bytes - before.bytes == pytest.approx(50 * MB, rel=0.5)
 
@@ -31,7 +37,7 @@ def test_where_there_is_no_proc_the_system_is_asked(monkeypatch: pytest.MonkeyPa
     expected = private_bytes()
     monkeypatch.setattr(memory, "_STATM", Path("/nowhere"))
 
-    assert private_bytes() == pytest.approx(expected, rel=0.5)
+    assert private_bytes() > expected / 2  # it also counts libraries that nobody else has loaded
 
 
 def test_on_cuda_it_is_torchs_own_record(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,3 +148,34 @@ def test_the_fingerprint_is_of_images_splits_and_preprocessing(
 
     assert same.fingerprint == images.fingerprint
     assert other.fingerprint != images.fingerprint
+
+
+def test_a_known_fingerprint_is_trusted(
+    images: ImageClassification, folder: Path, tmp_path: Path
+) -> None:
+    first = ImageClassification.open(folder, SPEC, cache_dir=tmp_path, fingerprint="known")
+
+    # Cached under that name, the data itself is not needed any more.
+    again = ImageClassification.open(
+        tmp_path / "gone", SPEC, cache_dir=tmp_path, fingerprint="known"
+    )
+
+    assert again.fingerprint == first.fingerprint != images.fingerprint
+    batches = [next(task.evaluation_batches("train", 8)) for task in (images, again)]
+    assert torch.equal(batches[0].inputs, batches[1].inputs)
+
+
+def test_decoding_tells_how_far_it_is_and_can_be_ended(folder: Path, tmp_path: Path) -> None:
+    class Enough(Exception):
+        pass
+
+    def end(fraction: float) -> None:
+        raise Enough
+
+    seen: list[float] = []
+    with pytest.raises(Enough):
+        ImageClassification.open(folder, SPEC, cache_dir=tmp_path, progress=end)
+    assert list(tmp_path.iterdir()) == []
+
+    ImageClassification.open(folder, SPEC, cache_dir=tmp_path, progress=seen.append)
+    assert seen == [0.0, 1.0]  # forty images are told of once, and at the end
