@@ -1,9 +1,37 @@
 """The service's settings, read from the environment (prefix GRASP_) and from a .env file."""
 
+import json
+import os
+import re
 from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
-from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+
+def _split(value: Any) -> Any:
+    """A list in a variable: separated by commas, or as JSON."""
+    if not isinstance(value, str):
+        return value
+    if value.lstrip().startswith("["):
+        return json.loads(value)
+    return tuple(part.strip() for part in value.split(",") if part.strip())
+
+
+def _split_paths(value: Any) -> Any:
+    """As in PATH, too."""
+    plain = isinstance(value, str) and not value.lstrip().startswith("[")
+    return _split(value.replace(os.pathsep, ",") if plain else value)
+
+
+Paths = Annotated[tuple[Path, ...], NoDecode, BeforeValidator(_split_paths)]
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
+
+
+RUNG_LOOK_S = 30.0  # the broker may lose everything at any time
 
 
 class Settings(BaseSettings):
@@ -16,3 +44,117 @@ class Settings(BaseSettings):
     home: Path = Field(Path(".grasp"), description="Directory of everything the service keeps.")
     host: str = Field("127.0.0.1", description="Address the API listens on.")
     port: int = Field(8000, ge=0, le=65535, description="Port of the API; 0 takes a free one.")
+
+    database_url: str | None = Field(
+        None, description="SQLAlchemy URL of the database; unset: SQLite in the home."
+    )
+    database_pool: int = Field(10, ge=1, description="Connections per process to a server.")
+    broker_url: str | None = Field(
+        None,
+        description="Celery broker, such as redis://host/0; unset: workers look by themselves.",
+    )
+    blob_url: str | None = Field(
+        None,
+        description="Where blobs are kept: file:///… or s3://bucket/prefix; "
+        "unset: a folder in the home.",
+    )
+    blob_endpoint: str | None = Field(
+        None, description="URL of an S3-compatible store; unset: Amazon's."
+    )
+    blob_cache_bytes: int = Field(
+        50 * 2**30, gt=0, description="Room for copies of blobs that are kept elsewhere."
+    )
+    presigned_downloads: bool = Field(
+        False, description="Send clients to the S3 store for the bytes of a version."
+    )
+    data_roots: Paths = Field((), description="Folders that file:// URIs may lie in.")
+    allowed_hosts: Names = Field((), description="Hosts that https:// URIs may name.")
+    allowed_buckets: Names = Field((), description="Buckets that s3:// URIs may name.")
+    max_upload_bytes: int = Field(20 * 2**30, gt=0, description="Largest upload.")
+    accel_redirect: str | None = Field(
+        None, description="Prefix under which nginx serves the blobs itself (X-Accel-Redirect)."
+    )
+
+    workers: int = Field(1, ge=0, description="Worker processes that `grasp serve` starts.")
+    device: str = Field("auto", description="Where folds run: auto, cpu, cuda, cuda:1, mps.")
+    threads: int | None = Field(None, ge=1, description="torch threads of a job; unset: its own.")
+    job_memory_bytes: int | None = Field(
+        None, gt=0, description="Memory limit of a job's process; unset: what the machine has."
+    )
+    warm_spare: bool = Field(True, description="Keep a process with torch loaded for the next job.")
+
+    poll_seconds: float = Field(1.0, gt=0, description="How often an idle worker looks for jobs.")
+    lease_seconds: float = Field(
+        60.0, gt=0, description="A worker silent so long has lost its job."
+    )
+    heartbeat_seconds: float = Field(15.0, gt=0, description="How often a lease is renewed.")
+    max_attempts: int = Field(3, ge=1, description="Attempts at a job before it has failed.")
+    collect_age_seconds: float = Field(
+        60.0, ge=0, description="Age at which bytes that nothing refers to are deleted."
+    )
+
+    log_format: Literal["auto", "console", "json"] = Field(
+        "auto", description="auto: console in a terminal, JSON elsewhere."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @field_validator("blob_url")
+    @classmethod
+    def _names_a_folder_or_bucket(cls, value: str | None) -> str | None:
+        url = urlsplit(value or "file:///")
+        folder = url.scheme == "file" and not url.netloc and url.path.startswith("/")
+        bucket = url.scheme == "s3" and url.netloc and not set(url.netloc) & set("@:")
+        if not (folder or bucket) or url.query or url.fragment:
+            raise ValueError("must be file:///an/absolute/folder or s3://bucket/prefix")
+        return value
+
+    @field_validator("blob_endpoint")
+    @classmethod
+    def _is_an_address(cls, value: str | None) -> str | None:
+        url = urlsplit(value or "https://host")
+        if url.scheme not in ("http", "https") or not url.hostname or "@" in url.netloc:
+            raise ValueError("must be https://host or http://host:port, without credentials")
+        return value
+
+    @model_validator(mode="after")
+    def _leases_outlast_heartbeats(self) -> "Settings":
+        if self.heartbeat_seconds * 2 > self.lease_seconds:
+            raise ValueError("a lease must last for two heartbeats at least")
+        return self
+
+    @property
+    def database(self) -> str:
+        """A plain postgresql:// means psycopg 3, the driver that is installed."""
+        url = self.database_url or f"sqlite:///{self.home.absolute() / 'grasp.db'}"
+        return re.sub("^postgres(ql)?://", "postgresql+psycopg://", url)
+
+    @property
+    def look_seconds(self) -> float:
+        """How long an idle worker waits before it looks by itself: longer where a broker rings."""
+        return max(self.poll_seconds, RUNG_LOOK_S) if self.broker_url else self.poll_seconds
+
+    @property
+    def embedded(self) -> bool:
+        """Whether this process alone looks after the database, migrations included."""
+        return self.database.startswith("sqlite")
+
+    @property
+    def blob_folder(self) -> Path:
+        """Where blobs lie that are kept on a disk of this machine."""
+        url = urlsplit(self.blob_url or "")
+        return Path(url2pathname(url.path)) if url.scheme == "file" else self.home / "blobs"
+
+    @property
+    def blob_cache_folder(self) -> Path:
+        """Copies of blobs that are kept elsewhere; can be deleted while nothing runs."""
+        return self.home / "blob_cache"
+
+    @property
+    def work_folder(self) -> Path:
+        """Where jobs keep what they need to go on after an interruption."""
+        return self.home / "work"
+
+    @property
+    def cache_folder(self) -> Path:
+        """Decoded target images; can be deleted at any time."""
+        return self.home / "cache"

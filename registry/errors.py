@@ -1,0 +1,56 @@
+"""What the registry raises on purpose.
+
+GraspError (grasp_core.errors)
+└── RegistryError
+    ├── NotFound             no such thing, or not the caller's
+    ├── Conflict             the present state does not allow it
+    │   ├── NameTaken            the owner has another of that name
+    │   ├── StillUsed            a target that models need
+    │   ├── NoVersion            nothing is merged yet
+    │   ├── BytesGone            the bytes were deleted, on purpose, after use
+    │   └── KeyReused            an Idempotency-Key came with another request
+    ├── Unusable             a request that can never work
+    └── LeaseLost            a worker's claim on a queue is over; nothing it did may count
+"""
+
+from grasp_core.errors import GraspError
+
+
+class RegistryError(GraspError):
+    code = "registry_error"
+
+
+class NotFound(RegistryError):
+    code = "not_found"
+
+
+class Conflict(RegistryError):
+    code = "conflict"
+
+
+class NameTaken(Conflict):
+    code = "name_taken"
+
+
+class StillUsed(Conflict):
+    code = "still_used"
+
+
+class NoVersion(Conflict):
+    code = "no_version"
+
+
+class BytesGone(Conflict):
+    code = "bytes_gone"
+
+
+class KeyReused(Conflict):
+    code = "idempotency_key_reused"
+
+
+class Unusable(RegistryError):
+    code = "invalid_request"
+
+
+class LeaseLost(RegistryError):
+    code = "lease_lost"

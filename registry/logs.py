@@ -1,0 +1,53 @@
+"""Structured logs, the same in every process: who asked (request), for what (job, model)."""
+
+import logging
+import sys
+from typing import Any
+
+import structlog
+
+from registry.settings import Settings
+
+SHARED: tuple[structlog.typing.Processor, ...] = (
+    structlog.contextvars.merge_contextvars,
+    structlog.stdlib.add_logger_name,
+    structlog.stdlib.add_log_level,
+    structlog.processors.TimeStamper(fmt="iso", utc=True),
+    structlog.processors.StackInfoRenderer(),
+)
+
+
+def configure_logs(settings: Settings | None = None) -> None:
+    """Send structlog's and the standard library's records to stderr in one format."""
+    settings = settings or Settings()
+    formatter = structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=SHARED,
+        processors=[
+            structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+            *_renderers(settings),
+        ],
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(formatter)
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(settings.log_level.upper())
+    for noisy in ("alembic", "uvicorn.access", "httpx", "httpx2", "httpcore"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    structlog.configure(
+        processors=[*SHARED, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=True,
+    )
+
+
+def _renderers(settings: Settings) -> list[structlog.typing.Processor]:
+    plain = settings.log_format == "auto" and sys.stderr.isatty()
+    if settings.log_format == "console" or plain:
+        return [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+    return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+
+
+def get_log(name: str) -> Any:
+    return structlog.stdlib.get_logger(name)

@@ -1,0 +1,119 @@
+"""Models: created with a job that prepares them, changed for later folds, deleted whole."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from pydantic import ValidationError
+from sqlalchemy.orm import Session
+
+from grasp_core.config import PRESETS, FoldConfig, ModelSpec, PreprocessingOverrides
+from registry.errors import Unusable
+from registry.ids import new_id
+from registry.naming import add_named
+from registry.queue import Lease, close, drop_queue, enqueue, lock_queue, open_queue
+from registry.tables import DeviceClass, Job, Model, Target
+from registry.transitions import change
+
+
+def create_model(
+    session: Session,
+    owner: str,
+    target: Target,
+    *,
+    name: str,
+    architecture: str,
+    classes: tuple[str, ...] | None,
+    preprocessing: PreprocessingOverrides,
+    merge: FoldConfig,
+    keep_versions: int | None,
+    keep_sources: bool,
+    queue: DeviceClass | None = None,
+    request_id: str | None = None,
+) -> tuple[Model, Job]:
+    """A model and the job that prepares it: seq 0 of its queue.
+
+    Raises NameTaken, and NotFound if the target was deleted meanwhile.
+    """
+    lock_queue(session, target.id)
+    model_id = new_id("mdl")
+    job = Job(
+        id=new_id("job"),
+        owner=owner,
+        queue_id=model_id,
+        kind="prepare",
+        model_id=model_id,
+        target_id=target.id,
+        request_id=request_id,
+    )
+    model = Model(
+        id=model_id,
+        owner=owner,
+        name=name,
+        architecture=architecture,
+        classes=list(classes) if classes else None,
+        preprocessing=preprocessing.model_dump(mode="json"),
+        merge=merge.model_dump(mode="json"),
+        target_id=target.id,
+        status="preparing",
+        keep_versions=keep_versions,
+        keep_sources=keep_sources,
+        queue=queue,
+        job_id=job.id,
+    )
+    add_named(session, model)
+    open_queue(session, model_id, waits_for=target.id)
+    enqueue(session, job)
+    return model, job
+
+
+def record_preparation(
+    session: Session, lease: Lease, classes: tuple[str, ...], manifest: Any, now: datetime
+) -> None:
+    """The model can be folded into. Raises LeaseLost."""
+    close(session, lease, "succeeded", now)
+    values = {"status": "ready", "classes": list(classes), "manifest": manifest, "error": None}
+    change(session, Model, Model.id == lease.queue_id, values)
+
+
+def spec_of(model: Model) -> ModelSpec:
+    """What all versions of a prepared model have in common."""
+    return ModelSpec(
+        architecture=model.architecture,
+        classes=tuple(model.classes or ()),
+        preprocessing=PreprocessingOverrides.model_validate(model.preprocessing),
+    )
+
+
+def changed_merge(model: Model, changes: Mapping[str, Any]) -> FoldConfig:
+    """The model's parameters with some replaced; a preset replaces all it names.
+
+    Raises Unusable, naming each value that makes no sense.
+    """
+    name = changes.get("preset")
+    preset = PRESETS.get(name, {}) if isinstance(name, str) else {}
+    merged = _merged(_merged(model.merge, preset), changes)
+    try:
+        return FoldConfig.model_validate(merged)
+    except ValidationError as error:
+        wrong = "; ".join(
+            f"{'.'.join(('merge', *map(str, e['loc'])))}: {e['msg']}" for e in error.errors()
+        )
+        raise Unusable(wrong, hint="GET the model's info for its present parameters") from error
+
+
+def delete_model(session: Session, model: Model) -> None:
+    """Forget a model with all its jobs, sources and versions; a running fold loses its lease."""
+    drop_queue(session, model.id)
+    session.delete(model)
+
+
+def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    result = dict(old)
+    for name, value in new.items():
+        inner = result.get(name)
+        if isinstance(inner, Mapping) and isinstance(value, Mapping):
+            result[name] = _merged(inner, value)
+        else:
+            result[name] = value
+    return result

@@ -1,0 +1,119 @@
+"""Sources: offered to a model, each once, and queued for folding; or only tried."""
+
+import json
+from collections.abc import Sequence
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from grasp_core.manifest import Manifest
+from registry.blobs import Blob
+from registry.errors import Conflict
+from registry.ids import new_id
+from registry.queue import enqueue, lock_queue
+from registry.safetensors_header import Header
+from registry.tables import Job, Model, Source
+
+
+def check_fit(model: Model, header: Header, classes: Sequence[str] | None, name: str) -> None:
+    """Raise CheckpointMismatch, with every difference, if the header is not one of this model.
+
+    A model that is not prepared yet has no manifest: its worker will look then.
+    """
+    if model.manifest is None:
+        return
+    known = classes or _own_classes(header)
+    manifest = Manifest.model_validate(model.manifest)
+    manifest.require(header.tensors, name=name, classes=len(known) if known else None)
+
+
+def offer_source(
+    session: Session,
+    model: Model,
+    blob: Blob,
+    *,
+    name: str,
+    classes: Sequence[str] | None,
+    request_id: str | None = None,
+) -> tuple[Source, Job, bool]:
+    """A source with the job that folds it, and whether they are new.
+
+    The same bytes offered again give what they gave the first time. Raises Conflict if the model
+    could not be prepared.
+    """
+    require_usable(model)
+    lock_queue(session, model.id)
+    same = select(Source).where(Source.model_id == model.id, Source.sha256 == blob.sha256)
+    known = session.scalar(same)
+    if known:
+        job = session.get_one(Job, known.job_id)
+        known.stored = known.stored or job.status != "succeeded"  # so that it can be retried
+        return known, job, False
+    source_id = new_id("src")
+    job = _job(model, request_id)
+    job.kind, job.source_id = "fold", source_id
+    source = Source(
+        id=source_id,
+        owner=model.owner,
+        model_id=model.id,
+        name=name,
+        sha256=blob.sha256,
+        size=blob.size,
+        classes=list(classes) if classes else None,
+        job_id=job.id,
+    )
+    session.add(source)
+    enqueue(session, job)
+    return source, job, True
+
+
+def try_source(
+    session: Session,
+    model: Model,
+    blob: Blob,
+    *,
+    name: str,
+    classes: Sequence[str] | None,
+    request_id: str | None = None,
+) -> Job:
+    """A job that folds the bytes and publishes nothing. Raises Conflict like `offer_source`."""
+    require_usable(model)
+    job = _job(model, request_id)
+    job.kind = "dry_run"
+    job.candidate_sha256 = blob.sha256
+    job.candidate = {
+        "name": name,
+        "size": blob.size,
+        "classes": list(classes) if classes else None,
+    }
+    enqueue(session, job)
+    return job
+
+
+def _job(model: Model, request_id: str | None) -> Job:
+    return Job(
+        id=new_id("job"),
+        owner=model.owner,
+        queue_id=model.id,
+        model_id=model.id,
+        target_id=model.target_id,
+        request_id=request_id,
+    )
+
+
+def require_usable(model: Model) -> None:
+    if model.status == "failed":
+        why = model.error["message"] if model.error else "no reason was kept"
+        raise Conflict(
+            f"model {model.name!r} could not be prepared: {why}",
+            hint=f"put that right, then POST /jobs/{model.job_id}/retry",
+        )
+
+
+def _own_classes(header: Header) -> list[str] | None:
+    """The class names that a checkpoint made by grasp_core says about itself."""
+    try:
+        classes = json.loads(header.metadata.get("grasp", "{}")).get("classes")
+    except (ValueError, AttributeError):
+        return None
+    return classes if isinstance(classes, list) else None

@@ -1,0 +1,72 @@
+"""Targets: registered once, validated by a job, removed when no model needs them."""
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from registry.blobs import Blob
+from registry.errors import StillUsed
+from registry.ids import new_id
+from registry.naming import add_named
+from registry.queue import Lease, close, drop_queue, enqueue, lock_queue, open_queue
+from registry.tables import Job, Model, Target
+from registry.transitions import change
+
+
+def create_target(
+    session: Session,
+    owner: str,
+    name: str,
+    *,
+    uri: str | None = None,
+    blob: Blob | None = None,
+    request_id: str | None = None,
+) -> tuple[Target, Job]:
+    """A target and the job that validates it. Raises NameTaken."""
+    target_id = new_id("tgt")
+    job = Job(
+        id=new_id("job"),
+        owner=owner,
+        queue_id=target_id,
+        kind="validate",
+        target_id=target_id,
+        request_id=request_id,
+    )
+    target = Target(
+        id=target_id,
+        owner=owner,
+        name=name,
+        uri=uri,
+        sha256=blob.sha256 if blob else None,
+        size=blob.size if blob else None,
+        status="validating",
+        job_id=job.id,
+    )
+    add_named(session, target)
+    open_queue(session, target_id)
+    enqueue(session, job)
+    return target, job
+
+
+def record_validation(
+    session: Session, lease: Lease, summary: dict[str, Any], now: datetime
+) -> None:
+    """The target is fit for use. Raises LeaseLost."""
+    close(session, lease, "succeeded", now)
+    values = {"status": "ready", "summary": summary, "error": None}
+    change(session, Target, Target.id == lease.queue_id, values)
+
+
+def delete_target(session: Session, target: Target) -> None:
+    """Forget a target and its job. Raises StillUsed while models refer to it."""
+    lock_queue(session, target.id)  # as whoever makes a model of it does
+    users = session.scalar(select(func.count()).where(Model.target_id == target.id))
+    if users:
+        raise StillUsed(
+            f"target {target.name!r} is used by {users} model{'s' if users > 1 else ''}",
+            hint="delete these models first",
+        )
+    drop_queue(session, target.id)
+    session.delete(target)

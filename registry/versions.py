@@ -1,0 +1,163 @@
+"""Versions: published under a lease, gone back to, and thinned out."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import and_, select
+from sqlalchemy.orm import Session
+
+from registry.blobs import Blob
+from registry.errors import BytesGone, LeaseLost, NotFound, NoVersion
+from registry.queue import Lease, close, hold, lock_queue
+from registry.tables import Job, Model, Source, Version
+from registry.transitions import change
+
+
+class StaleBase(LeaseLost):
+    """The model went on to another version while this fold ran: it must be folded again."""
+
+    code = "stale_base"
+
+
+@dataclass(frozen=True)
+class FoldResult:
+    """What a finished fold leaves to be recorded."""
+
+    base: int | None  # the version folded into
+    report: str  # JSON
+    metrics: dict[str, Any]
+    blob: Blob | None  # None: rejected
+    reason: str | None = None
+
+
+def publish(session: Session, lease: Lease, result: FoldResult, now: datetime) -> int:
+    """Make a fold's weights the model's newest version. Raises LeaseLost, StaleBase."""
+    hold(session, lease)
+    job = session.get_one(Job, lease.job_id)
+    model = session.get_one(Model, lease.queue_id)
+    assert result.blob is not None  # noqa: S101 - only accepted folds are published
+    number = _advance(session, model, result.base)
+    session.add(
+        Version(
+            model_id=model.id,
+            number=number,
+            owner=model.owner,
+            sha256=result.blob.sha256,
+            size=result.blob.size,
+            parent=result.base,
+            source_id=job.source_id,
+            job_id=job.id,
+            metrics=result.metrics,
+            created_at=now,
+        )
+    )
+    _let_go(session, model, job)
+    ended = {"version": number, "report": result.report, "metrics": result.metrics}
+    close(session, lease, "succeeded", now, **ended)
+    prune(session, model, now)
+    return number
+
+
+def reject(session: Session, lease: Lease, result: FoldResult, now: datetime) -> None:
+    """Keep the report of a fold that the gate refused; the model stays as it was.
+
+    Raises LeaseLost, and StaleBase if it was compared with a version that is no longer newest.
+    """
+    hold(session, lease)
+    job = session.get_one(Job, lease.job_id)
+    model = session.get_one(Model, lease.queue_id)
+    if model.version != result.base:
+        raise _stale(model, result.base)
+    _let_go(session, model, job)
+    error = {
+        "code": "gate_rejected",
+        "message": result.reason,
+        "hint": "the report has the figures; to allow it, PATCH the model's merge.gate, post the"
+        " checkpoint again if it is no longer stored, and retry the job",
+    }
+    ended = {"report": result.report, "metrics": result.metrics, "error": error}
+    close(session, lease, "rejected", now, **ended)
+
+
+def record_trial(session: Session, lease: Lease, result: FoldResult, now: datetime) -> None:
+    """Keep what a dry run found; its weights are thrown away."""
+    close(session, lease, "succeeded", now, report=result.report, metrics=result.metrics)
+
+
+def rollback(session: Session, model: Model, number: int, now: datetime) -> Version:
+    """A new version equal to an older one. Raises NoVersion, NotFound, BytesGone."""
+    lock_queue(session, model.id)  # a fold that publishes has it locked too
+    session.refresh(model)
+    older = find_version(session, model, number)
+    if older.pruned_at is not None:
+        raise BytesGone(f"the weights of version {number} were deleted by the model's retention")
+    version = Version(
+        model_id=model.id,
+        number=_advance(session, model, model.version),
+        owner=model.owner,
+        sha256=older.sha256,
+        size=older.size,
+        parent=model.version,
+        source_id=older.source_id,
+        rollback_of=number,
+        job_id=older.job_id,
+        metrics=older.metrics,
+        created_at=now,
+    )
+    session.add(version)
+    session.refresh(model)
+    prune(session, model, now)
+    return version
+
+
+def find_version(session: Session, model: Model, number: int | None = None) -> Version:
+    """One version, or the newest. Raises NoVersion while there is none, and NotFound."""
+    if model.version is None:
+        raise NoVersion(
+            f"model {model.name!r} has no version yet",
+            hint="post a source, and wait until its job has succeeded",
+        )
+    version = session.get(Version, (model.id, model.version if number is None else number))
+    if version is None:
+        raise NotFound(
+            f"model {model.name!r} has no version {number}",
+            hint=f"the newest is {model.version}",
+        )
+    return version
+
+
+def prune(session: Session, model: Model, now: datetime) -> None:
+    """Let go of the weights of all but the model's last versions, and of what these equal."""
+    if model.keep_versions is None:
+        return
+    session.flush()
+    kept = (
+        select(Version.sha256)
+        .where(Version.model_id == model.id)
+        .order_by(Version.number.desc())
+        .limit(model.keep_versions)
+    )
+    weights = session.scalars(kept).all()
+    old = and_(
+        Version.model_id == model.id, Version.pruned_at.is_(None), Version.sha256.not_in(weights)
+    )
+    change(session, Version, old, {"pruned_at": now})
+
+
+def _advance(session: Session, model: Model, base: int | None) -> int:
+    number = (base or 0) + 1
+    unchanged = and_(Model.id == model.id, Model.version.is_not_distinct_from(base))
+    if not change(session, Model, unchanged, {"version": number}):
+        raise _stale(model, base)
+    return number
+
+
+def _stale(model: Model, base: int | None) -> StaleBase:
+    return StaleBase(f"model {model.name!r} is no longer at version {base}")
+
+
+def _let_go(session: Session, model: Model, job: Job) -> None:
+    """A folded source is never read again."""
+    if not model.keep_sources:
+        change(session, Source, Source.id == job.source_id, {"stored": False})

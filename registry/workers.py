@@ -1,0 +1,31 @@
+"""Which workers there are, and what they do."""
+
+from datetime import datetime, timedelta
+
+from sqlalchemy import delete, select
+from sqlalchemy.orm import Session
+
+from registry.tables import Worker
+from registry.transitions import change
+
+FORGOTTEN_AFTER = timedelta(days=1)
+
+
+def register_worker(session: Session, worker: Worker) -> None:
+    """Note a worker that starts, and forget those that have long been silent."""
+    known = session.merge(worker)
+    session.flush()  # by now it has a time
+    silent = Worker.seen_at < known.seen_at - FORGOTTEN_AFTER
+    session.execute(delete(Worker).where(silent))
+
+
+def see_worker(session: Session, worker_id: str, job_id: str | None, now: datetime) -> None:
+    change(session, Worker, Worker.id == worker_id, {"seen_at": now, "job_id": job_id})
+
+
+def remove_worker(session: Session, worker_id: str) -> None:
+    session.execute(delete(Worker).where(Worker.id == worker_id))
+
+
+def list_workers(session: Session) -> list[Worker]:
+    return list(session.scalars(select(Worker).order_by(Worker.id)))

@@ -1,0 +1,171 @@
+"""The migrations build what the tables say, there and back, whoever runs them."""
+
+import multiprocessing
+import shutil
+from collections.abc import Callable, Iterator
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+from typing import Any
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import Inspector, inspect, select, text
+from sqlalchemy.exc import OperationalError, ProgrammingError
+
+from registry import database as database_module
+from registry.database import MIGRATIONS, Database
+from registry.tables import Base, Source, Version
+from tests.registry.conftest import World
+
+# What a later change of a table does on SQLite: copy it, drop it, rename the copy.
+NEWEST = max(path.name.partition("_")[0] for path in MIGRATIONS.glob("versions/[0-9]*.py"))
+COPY_TABLES = f'''
+"""Copy the models."""
+
+from alembic import op
+
+revision = "9999"
+down_revision = "{NEWEST}"
+
+
+def upgrade() -> None:
+    with op.batch_alter_table("models", recreate="always") as batch:
+        batch.create_index("ix_models_name", ["name"])
+'''
+
+
+@pytest.fixture
+def empty(empty_url: str) -> Iterator[Database]:
+    database = Database(empty_url)
+    yield database
+    database.close()
+
+
+def by_name(rows: list[Any]) -> list[Any]:
+    return sorted(({k: _told(v) for k, v in row.items()} for row in rows), key=repr)
+
+
+def _told(value: Any) -> str:
+    """Conditions of an index are objects, which tell their address before their words."""
+    return str({k: str(v) for k, v in value.items()} if isinstance(value, dict) else value)
+
+
+def described(inspector: Inspector) -> dict[str, dict[str, Any]]:
+    """Every table, as the database itself tells it."""
+    asked: dict[str, Callable[[str], Any]] = {
+        "columns": inspector.get_columns,
+        "foreign keys": inspector.get_foreign_keys,
+        "indexes": inspector.get_indexes,
+        "unique": inspector.get_unique_constraints,
+        "checks": inspector.get_check_constraints,
+    }
+    return {
+        table: {kind: by_name(ask(table)) for kind, ask in asked.items()}
+        | {"primary key": inspector.get_pk_constraint(table)}
+        for table in inspector.get_table_names()
+        if table != "alembic_version"
+    }
+
+
+def test_alembic_finds_nothing_to_change(database: Database) -> None:
+    with database.engine.connect() as connection:
+        context = MigrationContext.configure(
+            connection, opts={"compare_type": True, "compare_server_default": True}
+        )
+
+        assert compare_metadata(context, Base.metadata) == []
+
+
+def test_migrations_build_what_the_tables_say(empty: Database) -> None:
+    empty.migrate()
+    migrated = described(inspect(empty.engine))
+    empty.downgrade()
+
+    Base.metadata.create_all(empty.engine)
+
+    assert migrated == described(inspect(empty.engine))
+    assert set(migrated) == set(Base.metadata.tables)
+    assert migrated["jobs"]["checks"]
+
+
+def test_down_and_up_again(empty: Database) -> None:
+    empty.migrate()
+    before = described(inspect(empty.engine))
+
+    empty.downgrade()
+    assert inspect(empty.engine).get_table_names() == ["alembic_version"]
+
+    empty.migrate()
+    assert described(inspect(empty.engine)) == before
+
+
+def test_nothing_is_done_to_a_database_that_is_up_to_date(world: World) -> None:
+    world.ready_model()
+    before = world.rows()
+
+    world.database.migrate()
+
+    assert world.rows() == before
+
+
+def test_a_migration_that_fails_leaves_nothing(
+    empty: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripts = copied_scripts(tmp_path, monkeypatch)
+    (scripts / "versions" / "9999_wrong.py").write_text(
+        COPY_TABLES.replace('["name"]', '["absent"]').replace("always", "auto")
+    )
+
+    with pytest.raises((OperationalError, ProgrammingError), match="absent"):
+        empty.migrate()
+
+    assert inspect(empty.engine).get_table_names() == []
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)  # the one that copies
+def test_copying_a_table_keeps_the_rows_that_refer_to_it(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = world.ready_model()
+    world.fold(model, "a")
+    scripts = copied_scripts(tmp_path, monkeypatch)
+    (scripts / "versions" / "9999_copy.py").write_text(COPY_TABLES)
+
+    world.database.migrate()
+
+    with world.database.read() as session:
+        assert session.scalars(select(Source.model_id)).all() == [model.id]
+        assert session.scalars(select(Version.number)).all() == [1]
+        assert session.scalar(text("PRAGMA foreign_keys")) == 1
+
+
+def migrate_together(barrier: Barrier, url: str) -> None:
+    database = Database(url)
+    barrier.wait()
+    database.migrate()
+    database.close()
+
+
+def test_processes_that_migrate_at_once_all_succeed(empty: Database) -> None:
+    fork = multiprocessing.get_context("fork")
+    url = empty.engine.url.render_as_string(hide_password=False)
+    together = (fork.Barrier(4), url)
+    processes = [fork.Process(target=migrate_together, args=together) for _ in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+
+    assert [process.exitcode for process in processes] == [0] * 4
+    assert set(Base.metadata.tables) < set(inspect(empty.engine).get_table_names())
+
+
+def copied_scripts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The migrations, where a test may add its own."""
+    scripts = folder / "migrations"
+    shutil.copytree(
+        database_module.MIGRATIONS, scripts, ignore=shutil.ignore_patterns("__pycache__")
+    )
+    monkeypatch.setattr(database_module, "MIGRATIONS", scripts)
+    return scripts

@@ -1,0 +1,209 @@
+"""Versions: published one after the other, gone back to, and thinned out."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from sqlalchemy import select
+
+from registry import versions
+from registry.errors import BytesGone, NotFound, NoVersion
+from registry.tables import Model, Version
+from registry.versions import StaleBase
+from tests.registry.conftest import World, blob
+
+
+def lineage(world: World, model: Model) -> list[Version]:
+    with world.database.read() as session:
+        query = select(Version).where(Version.model_id == model.id).order_by(Version.number)
+        return list(session.scalars(query))
+
+
+def with_weights(world: World, model: Model) -> list[int]:
+    return [version.number for version in lineage(world, model) if version.pruned_at is None]
+
+
+def test_a_published_fold_is_the_newest_version(world: World) -> None:
+    model = world.ready_model()
+    world.fold(model, "a")
+    source, job, _ = world.offer(model, "b")
+
+    assert world.publish(world.lease_of(job), 1, "weights") == 2
+
+    version = lineage(world, model)[1]
+    assert (version.number, version.parent, version.rollback_of) == (2, 1, None)
+    assert (version.sha256, version.size) == blob("weights")
+    assert (version.source_id, version.job_id, version.owner) == (source.id, job.id, "ann")
+    assert version.metrics == {"accuracy": 0.5}
+    assert world.get(Model, model.id).version == 2
+    ended = world.job(job)
+    assert (ended.status, ended.version, ended.metrics) == ("succeeded", 2, {"accuracy": 0.5})
+    with world.database.read() as session:
+        assert session.scalar(select(type(ended).report).filter_by(id=job.id)) == '{"schema": 1}'
+    assert world.queue(model.id).holder is None
+
+
+def test_a_fold_into_a_version_that_is_no_longer_the_newest_is_stale(world: World) -> None:
+    model = world.ready_model()
+    world.fold(model, "a")
+    _, job, _ = world.offer(model, "b")
+    lease = world.lease_of(job)
+    world.rollback(model, 1)
+    before = world.rows()
+
+    with pytest.raises(StaleBase):
+        world.publish(lease, 1, "weights")
+
+    assert world.rows() == before
+    world.hand_back(lease)  # and folded again
+    assert world.publish(world.lease_of(job), 2, "weights") == 3
+
+
+def test_a_rejection_by_a_version_that_is_no_longer_the_newest_is_stale(world: World) -> None:
+    model = world.ready_model()
+    world.fold(model, "a")
+    _, job, _ = world.offer(model, "b")
+    lease = world.lease_of(job)
+    world.rollback(model, 1)
+    before = world.rows()
+
+    with pytest.raises(StaleBase), world.database.write() as session:
+        versions.reject(session, lease, versions.FoldResult(1, "{}", {}, None, "worse"), world.now)
+
+    assert world.rows() == before
+
+
+@pytest.mark.parametrize("base", [None, 1])
+def test_a_wrong_base_is_stale(world: World, base: int | None) -> None:
+    model = world.ready_model()
+    if base is None:
+        world.fold(model, "a")
+    _, job, _ = world.offer(model, "b")
+
+    with pytest.raises(StaleBase):
+        world.publish(world.lease_of(job), base, "weights")
+
+
+def test_a_rejected_fold_leaves_the_model_as_it_was(world: World) -> None:
+    model = world.ready_model()
+    world.fold(model, "a")
+    _, job, _ = world.offer(model, "b")
+
+    world.reject(world.lease_of(job), 1)
+
+    ended = world.job(job)
+    assert (ended.status, ended.version) == ("rejected", None)
+    assert ended.error is not None
+    assert (ended.error["code"], ended.error["message"]) == ("gate_rejected", "worse")
+    assert world.get(Model, model.id).version == 1
+    assert len(lineage(world, model)) == 1
+
+
+def test_a_trial_leaves_the_model_as_it_was(world: World) -> None:
+    model = world.ready_model()
+    job = world.try_out(model, "a")
+    lease = world.lease_of(job)
+
+    with world.database.write() as session:
+        done = versions.FoldResult(None, "{}", {"accuracy": 1.0}, None)
+        versions.record_trial(session, lease, done, world.now)
+
+    assert (world.job(job).status, world.job(job).metrics) == ("succeeded", {"accuracy": 1.0})
+    assert lineage(world, model) == []
+
+
+def test_rollback_makes_a_new_version_that_equals_the_old(world: World) -> None:
+    model = world.ready_model()
+    for name in "abc":
+        world.fold(model, name)
+
+    made = world.rollback(model, 1)
+
+    assert (made.number, made.parent, made.rollback_of) == (4, 3, 1)
+    first, *_, last = lineage(world, model)
+    assert (last.sha256, last.size, last.source_id) == (first.sha256, first.size, first.source_id)
+    assert (last.job_id, last.metrics) == (first.job_id, first.metrics)
+    assert world.get(Model, model.id).version == 4
+    assert world.fold(model, "d") == 5
+
+
+def test_rollbacks_and_folds_at_once_make_one_row_of_versions(world: World) -> None:
+    model = world.ready_model()
+    world.fold(model, "a")
+    _, job, _ = world.offer(model, "b")
+    lease = world.lease_of(job)
+    together = threading.Barrier(4)
+
+    def go_back(_: int) -> int:
+        together.wait()
+        return world.rollback(model, 1).number
+
+    def publish() -> int:
+        together.wait()
+        return world.publish(lease, 1, "weights")
+
+    with ThreadPoolExecutor(4) as pool:
+        fold = pool.submit(publish)
+        made = list(pool.map(go_back, range(3)))
+        stale = fold.exception()
+
+    made += [] if stale else [fold.result()]
+    assert stale is None or isinstance(stale, StaleBase)
+    assert sorted(made) == list(range(2, 2 + len(made)))
+    assert [v.parent for v in lineage(world, model)] == [None, *range(1, 1 + len(made))]
+
+
+def test_finding_versions(world: World) -> None:
+    model = world.ready_model()
+    with pytest.raises(NoVersion), world.database.read() as session:
+        versions.find_version(session, model, 1)
+    with pytest.raises(NoVersion):
+        world.rollback(model, 1)
+    world.fold(model, "a")
+    world.fold(model, "b")
+    model = world.get(Model, model.id)
+
+    with world.database.read() as session:
+        assert versions.find_version(session, model).number == 2
+        assert versions.find_version(session, model, 1).number == 1
+        for absent in (0, 3, -1):
+            with pytest.raises(NotFound, match=f"no version {absent}"):
+                versions.find_version(session, model, absent)
+
+
+def test_only_the_last_versions_keep_their_weights(world: World) -> None:
+    model = world.ready_model(keep_versions=2)
+    kept = []
+    for name in "abcd":
+        world.fold(model, name)
+        kept.append(with_weights(world, model))
+
+    assert kept == [[1], [1, 2], [2, 3], [3, 4]]
+    assert lineage(world, model)[0].pruned_at == world.now
+    with pytest.raises(BytesGone):
+        world.rollback(model, 1)
+
+
+def test_weights_that_a_kept_version_equals_are_kept(world: World) -> None:
+    model = world.ready_model(keep_versions=2)
+    world.fold(model, "a")
+    world.fold(model, "b")
+
+    world.rollback(model, 1)  # 3 equals 1
+    assert with_weights(world, model) == [1, 2, 3]
+    world.fold(model, "c")
+    assert with_weights(world, model) == [1, 3, 4]
+    world.fold(model, "d")
+    assert with_weights(world, model) == [4, 5]
+
+
+def test_models_do_not_prune_each_other(world: World) -> None:
+    one, two = world.ready_model("one", keep_versions=1), world.ready_model("two")
+    world.fold(two, "a")
+    world.fold(two, "b")
+
+    world.fold(one, "a")
+    world.fold(one, "b")
+
+    assert with_weights(world, one) == [2]
+    assert with_weights(world, two) == [1, 2]
