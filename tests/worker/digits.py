@@ -1,0 +1,95 @@
+"""A small target of real images, tiny checkpoints, and tasks on them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import timm
+import torch
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from grasp_core import CheckpointInfo, FoldConfig, ModelSpec, PreprocessingOverrides
+from grasp_core import write_checkpoint as write
+from grasp_core.files import sha256_file
+from worker.tasks import FoldSource
+
+torch.set_num_threads(1)  # as in the children that must end in the same bytes
+
+CLASSES = ("one", "two", "zero")
+PER_CLASS = 40
+SPEC = ModelSpec(
+    architecture="test_efficientnet",
+    classes=CLASSES,
+    preprocessing=PreprocessingOverrides(image_size=32, crop_pct=1.0),
+)
+EPOCHS = 4
+CONFIG = FoldConfig.model_validate(
+    {
+        "alignment_batches": 2,
+        "refine": {"epochs": EPOCHS, "lr": 1e-3, "batch_size": 16},
+        "gate": {"max_drop": 1.0},  # weights that were never trained: nothing to lose
+        "device": "cpu",
+    }
+)
+
+
+class Heard:
+    """A report that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, float, Mapping[str, float]]] = []
+
+    def __call__(self, stage: str, fraction: float, metrics: Mapping[str, float]) -> None:
+        self.told.append((stage, fraction, metrics))
+
+    @property
+    def stages(self) -> list[str]:
+        return list(dict.fromkeys(stage for stage, _, _ in self.told))
+
+
+def write_target(root: Path, per_class: int = PER_CLASS) -> Path:
+    digits = load_digits()
+    for label, name in enumerate(("zero", "one", "two")):
+        (root / name).mkdir(parents=True)
+        for number, image in enumerate(digits.images[digits.target == label][:per_class]):
+            pixels = Image.fromarray((image * 15).astype(np.uint8))
+            pixels.save(root / name / f"{number:03}.png")
+    return root
+
+
+def write_weights(path: Path, seed: int, spec: ModelSpec = SPEC) -> Path:
+    torch.manual_seed(seed)
+    model = timm.create_model(spec.architecture, num_classes=len(spec.classes))
+    write(path, model.state_dict(), CheckpointInfo(classes=spec.classes))
+    return path
+
+
+class Bench:
+    """A folder with everything that a fold needs."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.target = write_target(root / "target")
+        self.cache = root / "cache"
+        self.merged = write_weights(root / "merged.safetensors", seed=1)
+        self.source = write_weights(root / "source.safetensors", seed=2)
+
+    def fold(self, name: str) -> FoldSource:
+        """Fold the source into the merged model, in a folder of that name."""
+        return FoldSource(
+            spec=SPEC,
+            config=CONFIG,
+            version=5,
+            source=self.source,
+            source_sha256=sha256_file(self.source),
+            merged=self.merged,
+            source_classes=None,
+            target_path=self.target,
+            target_fingerprint="f" * 64,
+            cache_dir=self.cache,
+            work_dir=self.root / name / "work",
+            output=self.root / name / "out.safetensors",
+        )

@@ -1,0 +1,255 @@
+"""The tasks of a child, run in this process on real images."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+
+from grasp_core import (
+    ArchitectureError,
+    BrokenImages,
+    Checkpoint,
+    CheckpointInfo,
+    CheckpointMismatch,
+    ConfigError,
+    FoldReport,
+    FoldStopped,
+    GraspError,
+    ModelSpec,
+    PreprocessingOverrides,
+    TargetError,
+    write_checkpoint,
+)
+from tests.worker.digits import CLASSES, PER_CLASS, SPEC, Bench, Heard, write_target, write_weights
+from worker.tasks import PrepareModel, ValidateTarget
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    return Bench(tmp_path_factory.mktemp("bench"))
+
+
+def refuse(stage: str, fraction: float, metrics: Mapping[str, float]) -> None:
+    if stage == "decode":
+        raise FoldStopped("enough")
+
+
+def test_a_good_target_is_summed_up(bench: Bench, tmp_path: Path) -> None:
+    heard = Heard()
+
+    summary = ValidateTarget(bench.target, tmp_path / "cache").run(heard)
+
+    assert summary.classes == CLASSES
+    assert summary.images == 3 * PER_CLASS
+    assert list(summary.counts) == ["train", "val", "test"]
+    for name in CLASSES:
+        assert sum(counts[name] for counts in summary.counts.values()) == PER_CLASS
+    assert (summary.broken, summary.broken_count) == ((), 0)
+    assert heard.stages == ["hash", "decode"]
+    assert heard.told[-1] == ("decode", 1.0, {})
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_the_fingerprint_is_of_names_and_contents(bench: Bench, tmp_path: Path) -> None:
+    digest = hashlib.sha256()
+    for file in sorted(bench.target.rglob("*.png"), key=lambda f: f.relative_to(bench.target)):
+        digest.update(f"{file.relative_to(bench.target)}\0".encode())
+        digest.update(hashlib.sha256(file.read_bytes()).digest())
+
+    assert ValidateTarget(bench.target, tmp_path).run(Heard()).fingerprint == digest.hexdigest()
+
+
+def test_a_few_broken_images_are_named(tmp_path: Path) -> None:
+    target = write_target(tmp_path / "target")
+    (target / "one" / "000.png").write_bytes(b"no picture")
+
+    summary = ValidateTarget(target, tmp_path / "cache").run(Heard())
+
+    assert summary.broken_count == 1
+    assert summary.broken == ({"name": "one/000.png", "reason": "not an image of a known format"},)
+    assert summary.images == 3 * PER_CLASS - 1
+
+
+def break_many(target: Path) -> None:
+    for number in range(10):
+        (target / "one" / f"{number:03}.png").write_bytes(b"no picture")
+
+
+def empty(target: Path) -> None:
+    for file in target.rglob("*.png"):
+        file.unlink()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "kind", "told"),
+    [
+        (break_many, BrokenImages, "10 of 36 images are broken: one/000.png"),
+        (empty, TargetError, "."),
+    ],
+)
+def test_a_target_that_cannot_be_used_leaves_nothing(
+    tmp_path: Path, spoil: object, kind: type[GraspError], told: str
+) -> None:
+    target = write_target(tmp_path / "target", per_class=12)
+    spoil(target)  # type: ignore[operator]
+
+    with pytest.raises(kind, match=told):
+        ValidateTarget(target, tmp_path / "cache").run(Heard())
+
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_target_may_not_be_larger_than_allowed(bench: Bench, tmp_path: Path) -> None:
+    size = sum(file.stat().st_size for file in bench.target.rglob("*.png"))
+
+    with pytest.raises(TargetError, match="max_bytes"):
+        ValidateTarget(bench.target, tmp_path, max_bytes=size - 1).run(Heard())
+
+    assert ValidateTarget(bench.target, tmp_path, max_bytes=size).run(Heard()).images > 0
+
+
+def test_validation_can_be_stopped(bench: Bench, tmp_path: Path) -> None:
+    with pytest.raises(FoldStopped):
+        ValidateTarget(bench.target, tmp_path).run(refuse)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def preparing(bench: Bench, cache: Path) -> PrepareModel:
+    return PrepareModel(
+        architecture=SPEC.architecture,
+        classes=None,
+        preprocessing=SPEC.preprocessing,
+        target_path=bench.target,
+        target_fingerprint="f" * 64,
+        target_classes=CLASSES,
+        cache_dir=cache,
+    )
+
+
+def test_a_model_takes_its_targets_classes(bench: Bench, tmp_path: Path) -> None:
+    heard = Heard()
+
+    prepared = preparing(bench, tmp_path).run(heard)
+
+    assert prepared.classes == CLASSES
+    assert (prepared.preprocessing.image_size, prepared.preprocessing.resize) == (32, 32)
+    state = timm.create_model(SPEC.architecture, num_classes=3).state_dict()
+    found = {name: spec.shape for name, spec in prepared.manifest.tensors.items()}
+    assert found == {name: tuple(tensor.shape) for name, tensor in state.items()}
+    assert heard.stages == ["build", "decode"]
+    assert pickle.loads(pickle.dumps(prepared)) == prepared
+
+
+def test_the_first_fold_of_a_prepared_model_needs_the_target_no_more(
+    bench: Bench, tmp_path: Path
+) -> None:
+    preparing(bench, tmp_path / "cache").run(Heard())
+    task = replace(bench.fold("prepared"), cache_dir=tmp_path / "cache", merged=None)
+
+    elsewhere = replace(task, target_path=tmp_path / "gone", version=1).run(Heard())
+
+    assert elsewhere.outcome == "accepted"
+
+
+def test_a_model_may_have_more_classes_than_its_target(bench: Bench, tmp_path: Path) -> None:
+    task = replace(preparing(bench, tmp_path), classes=("zero", "nine", "two", "one"))
+
+    prepared = task.run(Heard())
+
+    assert prepared.classes == ("zero", "nine", "two", "one")
+    assert prepared.manifest.classes == 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "told"),
+    [
+        ({"architecture": "mobilevit_xxz"}, ArchitectureError, "did you mean mobilevit_xxs"),
+        ({"classes": ("zero", "one")}, ConfigError, "lacks classes that its target has: two"),
+        ({"classes": (*CLASSES, "one")}, ConfigError, "given twice: one"),
+        (
+            {"preprocessing": PreprocessingOverrides(image_size=4096, crop_pct=0.1)},
+            ConfigError,
+            "less than or equal to 8192",
+        ),
+    ],
+)
+def test_a_model_that_cannot_be_is_refused_before_the_target_is_read(
+    bench: Bench, tmp_path: Path, changes: dict[str, object], kind: type[GraspError], told: str
+) -> None:
+    task = replace(preparing(bench, tmp_path), target_path=tmp_path / "nowhere", **changes)  # type: ignore[arg-type]
+
+    with pytest.raises(kind, match=told):
+        task.run(Heard())
+
+
+def test_a_fold_tells_what_it_measured(bench: Bench) -> None:
+    task, heard = bench.fold("told"), Heard()
+
+    folded = task.run(heard)
+
+    report = FoldReport.model_validate_json(folded.report)
+    assert report.metrics.before is not None
+    assert report.metrics.after is not None
+    assert folded.metrics == {
+        "before": {
+            "val": {"accuracy": report.metrics.before.val.accuracy},
+            "test": {"accuracy": report.metrics.before.test.accuracy},
+        },
+        "after": {
+            "val": {"accuracy": report.metrics.after.val.accuracy},
+            "test": {"accuracy": report.metrics.after.test.accuracy},
+        },
+    }
+    assert (folded.outcome, folded.reason) == ("accepted", None)
+    assert folded.transferred_share == report.transferred_share
+    content = task.output.read_bytes()
+    assert folded.sha256 == hashlib.sha256(content).hexdigest()
+    assert folded.size == len(content)
+    assert Checkpoint(task.output).info.lineage.version == task.version == report.version
+    fractions = [fraction for _, fraction, _ in heard.told]
+    assert fractions == sorted(fractions)
+    assert heard.stages[:3] == ["decode", "load", "baseline"]
+    assert pickle.loads(pickle.dumps(task)) == task
+
+
+def test_a_stopped_fold_goes_on_where_it_was(bench: Bench) -> None:
+    def stop(stage: str, fraction: float, metrics: Mapping[str, float]) -> None:
+        if metrics.get("epoch") == 3:
+            raise FoldStopped("enough")
+
+    with pytest.raises(FoldStopped):
+        bench.fold("stopped").run(stop)
+    resumed = bench.fold("stopped").run(Heard())
+
+    assert FoldReport.model_validate_json(resumed.report).resumed_from_epoch == 2
+    assert resumed.sha256 == bench.fold("straight").run(Heard()).sha256 is not None
+
+
+def test_a_rejected_fold_has_a_reason_and_no_file(bench: Bench, tmp_path: Path) -> None:
+    weights = dict(Checkpoint(bench.source))
+    weights["conv_stem.weight"] = torch.full_like(weights["conv_stem.weight"], torch.nan)
+    write_checkpoint(tmp_path / "nan.safetensors", weights, CheckpointInfo(classes=CLASSES))
+
+    folded = replace(bench.fold("rejected"), source=tmp_path / "nan.safetensors").run(Heard())
+
+    assert folded.outcome == "rejected"
+    assert folded.reason == "the source has values that are not finite in conv_stem.weight"
+    assert (folded.sha256, folded.size, folded.transferred_share) == (None, None, None)
+    assert folded.metrics == {"before": None, "after": None}
+    assert not bench.fold("rejected").output.exists()
+
+
+def test_a_source_of_another_architecture_is_an_error(bench: Bench, tmp_path: Path) -> None:
+    other = ModelSpec(architecture="test_resnet", classes=CLASSES)
+    source = write_weights(tmp_path / "other.safetensors", seed=3, spec=other)
+
+    with pytest.raises(CheckpointMismatch, match="not a test_efficientnet checkpoint"):
+        replace(bench.fold("other"), source=source).run(Heard())

@@ -1,0 +1,240 @@
+"""One attempt at one job: a child computes, and this watches, records, or throws away."""
+
+import shutil
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from datetime import timedelta
+from threading import Event as Flag
+from typing import TypeVar
+
+import structlog
+from sqlalchemy.exc import NoResultFound, OperationalError
+from sqlalchemy.orm import Session
+
+from grasp_core.errors import GraspError
+from registry import queue
+from registry.blobs import Blob, BlobStore, StorageError
+from registry.collection import discard_blob
+from registry.database import Database
+from registry.errors import LeaseLost
+from registry.logs import get_log
+from registry.queue import Lease
+from registry.settings import Settings
+from registry.tables import Job, utc_now
+from registry.transitions import CANCELLED, Failure
+from registry.versions import StaleBase
+from registry.workers import see_worker
+from worker.child import Child, Nursery
+from worker.messages import Failed, Finished, Last, Progressed, Stopped
+from worker.plan import Planner, record, work_folder
+from worker.tasks import Folded, FoldSource, Result, Task
+
+TICK_S = 0.25
+WRITE_S = 1.0  # between two writes of progress, and two looks for a cancellation
+STOP_S = 10.0  # for a fold to reach its next tick when the worker stops, before it is killed
+
+Answer = TypeVar("Answer")
+log = get_log(__name__)
+
+
+class Cancelled(Exception):
+    """The job is to be stopped for good."""
+
+
+@dataclass
+class Attempt:
+    """A leased job, and everything that running it needs."""
+
+    lease: Lease
+    settings: Settings
+    database: Database
+    store: BlobStore
+    nursery: Nursery
+    plan: Planner
+    stopping: Flag
+    _renewed: float = field(default_factory=time.monotonic)
+    _looked: float = 0.0
+    _stage: str | None = None
+    _unwritten: Progressed | None = None
+    _trial: bool = False  # publishes nothing
+
+    def run(self) -> None:
+        """Bring the attempt to an end, whatever happens; of a lost one nothing is kept."""
+        try:
+            self._run()
+        except (LeaseLost, NoResultFound) as error:
+            log.warning("result thrown away", reason=str(error))
+
+    def _run(self) -> None:
+        try:
+            self._compute()
+        except Cancelled:
+            self._close_cancelled()
+        except StaleBase as error:
+            log.info("folding again", reason=str(error))
+            self._hand_back()
+        except (LeaseLost, NoResultFound):
+            raise  # somebody else's job now, or nobody's
+        except StorageError as error:  # not the job's fault
+            self._fail(Failure(error.code, error.message, error.hint))
+        except GraspError as error:
+            self._fail(Failure(error.code, error.message, error.hint, retryable=False))
+        except Exception as error:
+            log.exception("attempt failed")
+            self._fail(Failure("internal_error", f"{type(error).__name__}: {error}"))
+
+    def _compute(self) -> None:
+        task = self._keeping_lease(lambda: self._patiently(self._plan))
+        with self.nursery.take() as child:
+            child.start(task, structlog.contextvars.get_contextvars())
+            last = self._watch(child)
+        match last:
+            case Finished(result):
+                self._record(task, result)
+            case Stopped():
+                self._hand_back()
+            case Failed():
+                if last.traceback:
+                    log.error("attempt failed", code=last.code, traceback=last.traceback)
+                self._fail(Failure(last.code, last.message, last.hint, last.retryable))
+
+    def _plan(self) -> Task:
+        with self.database.read() as session:
+            self._trial = session.get_one(Job, self.lease.job_id).kind == "dry_run"
+            return self.plan(session, self.lease, self.settings, self.store)
+
+    def _watch(self, child: Child) -> Last:
+        """Follow the child to its end, forwarding progress, keeping the lease."""
+        deadline: float | None = None
+        while True:
+            event = child.poll(TICK_S)
+            if isinstance(event, Finished | Stopped | Failed):
+                return event
+            self._tick(event)
+            if self.stopping.is_set():
+                if deadline is None:
+                    child.ask_to_stop()
+                    deadline = time.monotonic() + STOP_S
+                elif time.monotonic() > deadline:
+                    return Stopped()  # leaving the child's context kills it
+
+    def _tick(self, progress: Progressed | None) -> None:
+        """Write progress and renew the lease, each when due. Raises Cancelled, LeaseLost."""
+        now = time.monotonic()
+        self._unwritten = progress or self._unwritten
+        new_stage = progress is not None and progress.stage != self._stage
+        if not new_stage and now - self._looked < WRITE_S:
+            return
+        self._looked = now
+        try:
+            self._look_for_cancellation()
+            self._write(renew=now - self._renewed >= self.settings.heartbeat_seconds)
+        except OperationalError as error:
+            self._forgive(error)
+
+    def _look_for_cancellation(self) -> None:
+        with self.database.read() as session:
+            if queue.wants_cancel(session, self.lease):
+                raise Cancelled
+
+    def _write(self, *, renew: bool) -> None:
+        progress = self._unwritten
+        if progress is None and not renew:
+            return
+        now = utc_now()
+        with self.database.write() as session:
+            if renew:
+                queue.hold(
+                    session, self.lease, now + timedelta(seconds=self.settings.lease_seconds)
+                )
+                see_worker(session, self.lease.worker_id, self.lease.job_id, now)
+            if progress is not None:
+                queue.record_progress(
+                    session, self.lease, progress.stage, progress.fraction, progress.metrics
+                )
+        self._stage = progress.stage if progress else self._stage
+        self._unwritten = None
+        self._renewed = time.monotonic() if renew else self._renewed
+
+    def _keeping_lease(self, action: Callable[[], Answer]) -> Answer:
+        """Do what may take minutes, such as moving bytes over a network, in a thread, and renew
+        the lease meanwhile. Raises Cancelled, LeaseLost, when the thread has come to its end."""
+        with ThreadPoolExecutor(1, thread_name_prefix="attempt") as pool:
+            future = pool.submit(action)
+            while not wait([future], timeout=TICK_S).done:
+                self._tick(None)
+            return future.result()
+
+    def _patiently(self, action: Callable[[], Answer]) -> Answer:
+        """Do it again while the database does not answer. Raises LeaseLost when it is too late."""
+        while True:
+            try:
+                return action()
+            except OperationalError as error:
+                self._forgive(error)
+                time.sleep(TICK_S)
+
+    def _forgive(self, error: OperationalError) -> None:
+        log.warning("the database does not answer", error=str(error.orig))
+        if time.monotonic() - self._renewed > self.settings.lease_seconds:
+            raise LeaseLost("the lease could not be renewed in time") from error
+
+    def _write_last(self, action: Callable[[Session], Answer]) -> Answer:
+        """The transaction that ends the lease. Raises LeaseLost, also where it was made before."""
+
+        def attempt() -> Answer:
+            with self.database.write() as session:
+                return action(session)
+
+        return self._patiently(attempt)
+
+    def _record(self, task: Task, result: Result) -> None:
+        with self.store.guard():
+            blob = self._keeping_lease(lambda: self._store(task, result))
+            self._write_last(
+                lambda session: record(session, self.lease, task, result, blob, utc_now())
+            )
+        if isinstance(task, FoldSource):
+            self._discard(task.source_sha256)
+        self._ended()
+
+    def _discard(self, sha256: str) -> None:
+        """A source that was folded or tried is not read again; what cannot go now is collected."""
+        try:
+            discard_blob(self.database, self.store, sha256)
+        except (OperationalError, StorageError) as error:
+            log.warning("the source's bytes are left for later", error=str(error))
+
+    def _store(self, task: Task, result: Result) -> Blob | None:
+        """Weights become a blob before anything refers to them; those of a trial never."""
+        if not isinstance(task, FoldSource) or not isinstance(result, Folded):
+            return None
+        if result.sha256 is None or self._trial:
+            return None
+        return self.store.adopt(task.output, result.sha256)
+
+    def _fail(self, failure: Failure) -> None:
+        limit = self.settings.max_attempts
+        status = self._write_last(
+            lambda session: queue.fail(session, self.lease, failure, utc_now(), max_attempts=limit)
+        )
+        log.warning("attempt failed", code=failure.code, reason=failure.message, status=status)
+        if status == "failed":
+            self._ended()
+
+    def _hand_back(self) -> None:
+        self._write_last(lambda session: queue.hand_back(session, self.lease))
+        log.info("job handed back")
+
+    def _close_cancelled(self) -> None:
+        error = CANCELLED.as_error()
+        self._write_last(
+            lambda session: queue.close(session, self.lease, "cancelled", utc_now(), error=error)
+        )
+        self._ended()
+
+    def _ended(self) -> None:
+        shutil.rmtree(work_folder(self.settings, self.lease.job_id), ignore_errors=True)
+        log.info("job ended")

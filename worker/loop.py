@@ -1,0 +1,193 @@
+"""The loop: claim a job, run it in a child, record what came out, go on.
+
+It is the same whether something rings (a broker) or nothing does (it looks every second): the
+database alone says what there is to do.
+"""
+
+import math
+import time
+from threading import Event as Flag
+
+import structlog
+from sqlalchemy.exc import InternalError, OperationalError
+
+from registry.answers import forget_answers
+from registry.bell import open_bell
+from registry.blobs import BlobStore, StorageError
+from registry.collection import collect_blobs, collect_work
+from registry.database import Database
+from registry.ids import new_id
+from registry.logs import configure_logs, get_log
+from registry.queue import Lease, claim, ring_waiting
+from registry.settings import Settings
+from registry.storage import open_store
+from registry.tables import Job, utc_now
+from registry.workers import remove_worker, see_worker
+from worker.attempt import Attempt
+from worker.child import Child, Nursery
+from worker.devices import device_class
+from worker.identity import bury_dead, register, total_memory
+from worker.plan import Planner, plan
+
+CLEAN_S = 30.0  # between two looks for what nothing refers to any more
+STOP_LOOK_S = 1.0  # a ring that comes while the loop ends would never find it idle
+
+log = get_log(__name__)
+
+
+class Worker:
+    """Runs jobs one at a time until told to stop."""
+
+    def __init__(self, settings: Settings, *, plan: Planner = plan, warm: bool = True) -> None:
+        """`plan` says what a job's child does; `warm` children load torch before they know."""
+        self.id = new_id("wrk")
+        self.settings = settings
+        self.database = Database(settings.database, open_bell(settings.broker_url))
+        self.store: BlobStore = open_store(settings)
+        self.stopping = Flag()
+        self._bell = Flag()
+        self._idle = Flag()
+        self._started_at = utc_now()
+        self._device = settings.device
+        self._device_class = device_class(settings)
+        self._newest_child: Child | None = None
+        self._cleaned = -math.inf
+        self._seen = -math.inf
+        self._plan = plan
+        self._warm = warm
+        self._nursery = Nursery(self._new_child, spare=settings.warm_spare)
+
+    def run(self) -> None:
+        """Work until `stop` is called."""
+        log.info("worker started", worker=self.id)
+        try:
+            while not self.stopping.is_set():
+                pause = self._run_next()
+                if pause:
+                    self._idle.set()
+                    self._bell.wait(pause)
+                    self._bell.clear()
+        finally:
+            self.close()
+            self._idle.set()
+            log.info("worker stopped", worker=self.id)
+
+    def ring(self) -> None:
+        """There may be something to do: look at once."""
+        self._idle.clear()
+        self._bell.set()
+
+    def wait_until_idle(self) -> None:
+        """Return when, since the last ring, a look has found nothing to do; or at the end."""
+        while not self.stopping.is_set() and not self._idle.wait(STOP_LOOK_S):
+            pass
+
+    def stop(self) -> None:
+        """Come to an end: a running job is handed back, to go on where it is elsewhere."""
+        self.stopping.set()
+        self._bell.set()
+
+    def close(self) -> None:
+        self._nursery.close()
+        try:
+            with self.database.write() as session:
+                remove_worker(session, self.id)
+        except OperationalError as error:
+            log.warning("the database does not answer", error=str(error.orig))
+        self.database.close()
+
+    def drain(self) -> int:
+        """Run jobs until there is nothing to claim; how many it was."""
+        count = 0
+        while not self.stopping.is_set() and self.run_next():
+            count += 1
+        return count
+
+    def run_next(self) -> bool:
+        """Claim one job and run it to some end; False if there was none."""
+        self._show()
+        self._clean()
+        lease = self._claim()
+        if lease is None:
+            return False
+        with structlog.contextvars.bound_contextvars(**self._context(lease)):
+            log.info("job started", worker=self.id)
+            Attempt(
+                lease=lease,
+                settings=self.settings,
+                database=self.database,
+                store=self.store,
+                nursery=self._nursery,
+                plan=self._plan,
+                stopping=self.stopping,
+            ).run()
+        self._show(force=True)
+        return True
+
+    def _run_next(self) -> float:
+        """How many seconds to rest now.
+
+        A database or a disk that is away for a while is waited for, not died of; nobody rings when
+        it is back.
+        """
+        try:
+            return 0.0 if self.run_next() else self.settings.look_seconds
+        except (OperationalError, InternalError, StorageError) as error:
+            log.warning("the database or the disk does not answer", error=str(error))
+            return self.settings.poll_seconds
+
+    def _claim(self) -> Lease | None:
+        if self.settings.embedded:
+            bury_dead(self.database)
+        now = utc_now()
+        with self.database.write() as session:
+            lease = claim(
+                session,
+                self.id,
+                now,
+                lease_seconds=self.settings.lease_seconds,
+                max_attempts=self.settings.max_attempts,
+                device_class=self._device_class,
+            )
+            if lease is not None:
+                see_worker(session, self.id, lease.job_id, now)
+            return lease
+
+    def _new_child(self) -> Child:
+        self._newest_child = Child(
+            memory_limit=self.settings.job_memory_bytes or total_memory(),
+            threads=self.settings.threads,
+            warm=self._warm,
+            setup=configure_logs,
+        )
+        return self._newest_child
+
+    def _context(self, lease: Lease) -> dict[str, str]:
+        with self.database.read() as session:
+            job = session.get(Job, lease.job_id)
+            model, request = (job.model_id, job.request_id) if job else (None, None)
+            ids = {"job": lease.job_id, "model": model, "request_id": request}
+            return {name: value for name, value in ids.items() if value}
+
+    def _show(self, *, force: bool = False) -> None:
+        """Say that this worker lives, and does nothing."""
+        now = time.monotonic()
+        if force or now - self._seen > self.settings.heartbeat_seconds:
+            register(self.database, self.id, self._find_device(), self._started_at)
+            self._seen = now
+
+    def _find_device(self) -> str:
+        """What `auto` comes to only a child can tell, when it has loaded torch."""
+        child = self._newest_child
+        if self.settings.device == "auto" and child is not None and child.ready:
+            self._device = child.device or self._device
+        return self._device
+
+    def _clean(self) -> None:
+        if time.monotonic() - self._cleaned > CLEAN_S:
+            collect_blobs(self.database, self.store, self.settings.collect_age_seconds)
+            collect_work(self.database, self.settings.work_folder)
+            with self.database.write() as session:
+                forget_answers(session, utc_now())
+                ring_waiting(session, utc_now())
+            self._cleaned = time.monotonic()

@@ -1,0 +1,184 @@
+"""From a leased job to the task that a child runs, and from its result to what is recorded."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Any, assert_never
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+from sqlalchemy.orm import Session
+
+from grasp_core.config import FoldConfig, PreprocessingOverrides
+from grasp_core.errors import GraspError
+from registry.blobs import Blob, BlobStore
+from registry.models import record_preparation, spec_of
+from registry.queue import Lease
+from registry.settings import Settings
+from registry.tables import Job, Model, Source, Target, Version
+from registry.targets import record_validation
+from registry.versions import FoldResult, publish, record_trial, reject
+from worker.tasks import (
+    Folded,
+    FoldSource,
+    Prepared,
+    PrepareModel,
+    Result,
+    TargetSummary,
+    Task,
+    ValidateTarget,
+)
+
+OUTPUT = "merged.safetensors"
+Planner = Callable[[Session, Lease, Settings, BlobStore], Task]
+
+
+class NotReady(GraspError):
+    """What the job builds on did not come about."""
+
+    code = "not_ready"
+
+
+def work_folder(settings: Settings, job_id: str) -> Path:
+    """Of all attempts at a job; each lease has a folder of its own in it."""
+    return (settings.work_folder / job_id).absolute()
+
+
+def plan(session: Session, lease: Lease, settings: Settings, store: BlobStore) -> Task:
+    """The task of a leased job. Raises GraspError where it cannot be done at all."""
+    job = session.get_one(Job, lease.job_id)
+    target = session.get_one(Target, job.target_id)
+    path = _target_path(target, store)
+    cache = settings.cache_folder.absolute()
+    if job.kind == "validate":
+        return ValidateTarget(path, cache)
+    summary = _summary(target)
+    model = session.get_one(Model, job.model_id)
+    if job.kind == "prepare":
+        return PrepareModel(
+            architecture=model.architecture,
+            classes=tuple(model.classes) if model.classes else None,
+            preprocessing=PreprocessingOverrides.model_validate(model.preprocessing),
+            target_path=path,
+            target_fingerprint=summary["fingerprint"],
+            target_classes=tuple(summary["classes"]),
+            cache_dir=cache,
+        )
+    _require_prepared(model)
+    sha256, classes = _candidate(session, job)
+    folder = _leased_folder(settings, lease)
+    return FoldSource(
+        spec=spec_of(model),
+        config=_config(model, settings),
+        version=(model.version or 0) + 1,
+        source=store.fetch(sha256).absolute(),
+        source_sha256=sha256,
+        merged=_newest(session, model, store),
+        source_classes=tuple(classes) if classes else None,
+        target_path=path,
+        target_fingerprint=summary["fingerprint"],
+        cache_dir=cache,
+        work_dir=folder,
+        output=folder / OUTPUT,
+    )
+
+
+def record(
+    session: Session, lease: Lease, task: Task, result: Result, blob: Blob | None, now: datetime
+) -> None:
+    """Make a result last. Raises LeaseLost, and StaleBase if a fold's base is no longer newest."""
+    match result:
+        case TargetSummary():
+            record_validation(session, lease, asdict(result), now)
+        case Prepared():
+            manifest = result.manifest.model_dump(mode="json")
+            record_preparation(session, lease, result.classes, manifest, now)
+        case Folded():
+            assert isinstance(task, FoldSource)  # noqa: S101 - what it is the result of
+            _record_fold(session, lease, task, result, blob, now)
+        case _:
+            assert_never(result)
+
+
+def _record_fold(
+    session: Session,
+    lease: Lease,
+    task: FoldSource,
+    folded: Folded,
+    blob: Blob | None,
+    now: datetime,
+) -> None:
+    result = FoldResult(
+        base=task.version - 1 or None,
+        report=folded.report,
+        metrics={**folded.metrics, "transferred_share": folded.transferred_share},
+        blob=blob,
+        reason=folded.reason,
+    )
+    if session.get_one(Job, lease.job_id).kind == "dry_run":
+        record_trial(session, lease, result, now)
+    elif folded.outcome == "accepted":
+        publish(session, lease, result, now)
+    else:
+        reject(session, lease, result, now)
+
+
+def _leased_folder(settings: Settings, lease: Lease) -> Path:
+    """With what the last attempt left, to go on from.
+
+    It is renamed, so that a child of a worker that only seemed dead no longer finds it: two of
+    them writing to the same files could make something that neither of them meant.
+    """
+    folder = work_folder(settings, lease.job_id)
+    own = folder / str(lease.epoch)
+    epochs = [int(path.name) for path in folder.glob("*") if path.name.isdecimal()]
+    earlier = [epoch for epoch in epochs if epoch < lease.epoch]
+    if earlier and lease.epoch not in epochs:
+        with suppress(FileNotFoundError):  # somebody who leased it later was faster
+            (folder / str(max(earlier))).rename(own)
+    return own
+
+
+def _target_path(target: Target, store: BlobStore) -> Path:
+    if target.sha256 is not None:
+        return store.fetch(target.sha256).absolute()
+    return Path(url2pathname(urlsplit(target.uri or "").path))
+
+
+def _summary(target: Target) -> dict[str, Any]:
+    if target.status != "ready" or target.summary is None:
+        why = f": {target.error['message']}" if target.error else ""
+        raise NotReady(
+            f"target {target.name!r} is {target.status}{why}",
+            hint=f"put that right, then POST /jobs/{target.job_id}/retry, then retry this job",
+        )
+    return target.summary
+
+
+def _require_prepared(model: Model) -> None:
+    if model.status != "ready":
+        why = f": {model.error['message']}" if model.error else ""
+        raise NotReady(
+            f"model {model.name!r} could not be prepared{why}",
+            hint=f"put that right, then POST /jobs/{model.job_id}/retry, then retry this job",
+        )
+
+
+def _candidate(session: Session, job: Job) -> tuple[str, list[str] | None]:
+    """The bytes that a job folds, and their class names."""
+    if job.candidate_sha256 is not None:
+        return job.candidate_sha256, (job.candidate or {}).get("classes")
+    source = session.get_one(Source, job.source_id)
+    return source.sha256, source.classes
+
+
+def _newest(session: Session, model: Model, store: BlobStore) -> Path | None:
+    if model.version is None:
+        return None
+    return store.fetch(session.get_one(Version, (model.id, model.version)).sha256).absolute()
+
+
+def _config(model: Model, settings: Settings) -> FoldConfig:
+    return FoldConfig.model_validate(model.merge | {"device": settings.device})

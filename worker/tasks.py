@@ -1,0 +1,246 @@
+"""What a child process can be asked to do: plain data that travels, and a method that computes.
+
+Nothing here knows the database, and importing this module loads no torch: `run` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from pydantic import ValidationError
+
+from grasp_core.config import FoldConfig, ModelSpec, Preprocessing, PreprocessingOverrides
+from grasp_core.errors import ConfigError
+from grasp_core.manifest import Manifest
+
+if TYPE_CHECKING:
+    from grasp_core import FoldReport, Progress
+    from grasp_core.report import SplitMetrics
+
+# Validation only asks whether images decode; small squares make it quick.
+ANY_MODEL = Preprocessing(image_size=64, resize=64, interpolation="bilinear")
+LISTED = 20  # broken images that a summary names; it counts them all
+# Folders of this pattern that a crash leaves in a cache are swept by the next build, a day later.
+ASIDE = "validate.tmp-"
+
+Accuracies = dict[str, dict[str, float]]  # {"val": {"accuracy": …}, "test": …}, as in the report
+
+
+class Report(Protocol):
+    """Tells the parent where a task is; raises FoldStopped if it must not go on."""
+
+    def __call__(self, stage: str, fraction: float, metrics: Mapping[str, float]) -> None: ...
+
+
+@dataclass(frozen=True)
+class TargetSummary:
+    """What validation found in a target."""
+
+    classes: tuple[str, ...]
+    fingerprint: str
+    counts: dict[str, dict[str, int]]  # images of each class in each split
+    broken: tuple[dict[str, str], ...]  # name and reason of the first few
+    broken_count: int
+    images: int  # that can be used
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A model that can take sources."""
+
+    classes: tuple[str, ...]
+    manifest: Manifest
+    preprocessing: Preprocessing
+
+
+@dataclass(frozen=True)
+class Folded:
+    """The outcome of a fold; a rejected one has no file, hence neither hash nor size."""
+
+    report: str  # FoldReport as JSON
+    outcome: Literal["accepted", "rejected"]
+    reason: str | None
+    sha256: str | None
+    size: int | None
+    metrics: dict[str, Accuracies | None]  # before and after; None: not measured
+    transferred_share: float | None
+
+
+Result = TargetSummary | Prepared | Folded
+
+
+class Task(Protocol):
+    """Something a child can do. It must survive pickling, and stand being run again."""
+
+    def run(self, report: Report) -> Result: ...
+
+
+@dataclass(frozen=True)
+class ValidateTarget:
+    """Read a target once, whole: can it be used, and what is in it?"""
+
+    path: Path
+    cache_dir: Path
+    max_bytes: int | None = None  # of its files, unpacked
+
+    def run(self, report: Report) -> TargetSummary:
+        """Raises TargetError if the data cannot be used; leaves nothing in the cache."""
+        from grasp_core.data import Limits, TargetData
+
+        report("hash", 0.0, {})
+        limits = Limits() if self.max_bytes is None else Limits(max_bytes=self.max_bytes)
+        self.cache_dir.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=ASIDE, dir=self.cache_dir) as folder:
+            target = TargetData.open(
+                self.path,
+                ANY_MODEL,
+                cache_dir=folder,
+                limits=limits,
+                progress=_decoding(report),
+            )
+            counts = {str(split): found for split, found in target.counts().items()}
+        return TargetSummary(
+            classes=target.classes,
+            fingerprint=target.fingerprint,
+            counts=counts,
+            broken=tuple(image._asdict() for image in target.broken[:LISTED]),
+            broken_count=len(target.broken),
+            images=sum(sum(found.values()) for found in counts.values()),
+        )
+
+
+@dataclass(frozen=True)
+class PrepareModel:
+    """Settle what a new model is, and decode its target so that the first fold begins at once."""
+
+    architecture: str
+    classes: tuple[str, ...] | None  # None: the target's
+    preprocessing: PreprocessingOverrides
+    target_path: Path
+    target_fingerprint: str
+    target_classes: tuple[str, ...]
+    cache_dir: Path
+
+    def run(self, report: Report) -> Prepared:
+        """Raises ArchitectureError for what timm cannot build, ConfigError for missing classes."""
+        from grasp_core import ImageClassification, make_manifest, resolve_preprocessing
+
+        report("build", 0.0, {})
+        with _values_checked():
+            spec = self._spec()
+            manifest, preprocessing = make_manifest(spec), resolve_preprocessing(spec)
+        ImageClassification.open(
+            self.target_path,
+            spec,
+            cache_dir=self.cache_dir,
+            fingerprint=self.target_fingerprint,
+            progress=_decoding(report),
+        )
+        return Prepared(spec.classes, manifest, preprocessing)
+
+    def _spec(self) -> ModelSpec:
+        classes = self.target_classes if self.classes is None else self.classes
+        missing = [name for name in self.target_classes if name not in classes]
+        if missing:
+            raise ConfigError(
+                f"the model lacks classes that its target has: {', '.join(missing)}",
+                hint="name all of the target's classes, or none to take them as they are",
+            )
+        return ModelSpec(
+            architecture=self.architecture, classes=classes, preprocessing=self.preprocessing
+        )
+
+
+@dataclass(frozen=True)
+class FoldSource:
+    """Fold one source into the merged model. With the same `work_dir` it goes on where it was."""
+
+    spec: ModelSpec
+    config: FoldConfig
+    version: int  # that the output will be
+    source: Path
+    source_sha256: str
+    merged: Path | None  # None: the source is the model's first
+    source_classes: tuple[str, ...] | None
+    target_path: Path
+    target_fingerprint: str
+    cache_dir: Path
+    work_dir: Path
+    output: Path
+
+    def run(self, report: Report) -> Folded:
+        """Raises CheckpointError for a file that is no such model, and what else `fold` raises."""
+        from grasp_core import ImageClassification, fold
+
+        target = ImageClassification.open(
+            self.target_path,
+            self.spec,
+            cache_dir=self.cache_dir,
+            fingerprint=self.target_fingerprint,
+            progress=_decoding(report, share=0.0),
+        )
+
+        def progressed(progress: Progress) -> None:
+            report(progress.stage, progress.fraction, progress.metrics)
+
+        result = fold(
+            self.spec,
+            self.source,
+            target,
+            self.output,
+            merged=self.merged,
+            source_classes=self.source_classes,
+            config=self.config,
+            version=self.version,
+            work_dir=self.work_dir,
+            progress=progressed,
+        )
+        return _folded(result, self.output)
+
+
+def _folded(report: FoldReport, output: Path) -> Folded:
+    return Folded(
+        report=report.to_json(),
+        outcome=report.outcome,
+        reason=report.reason,
+        sha256=report.sha256,
+        size=output.stat().st_size if report.accepted else None,
+        metrics={
+            "before": _accuracies(report.metrics.before),
+            "after": _accuracies(report.metrics.after),
+        },
+        transferred_share=report.transferred_share,
+    )
+
+
+def _accuracies(metrics: SplitMetrics | None) -> Accuracies | None:
+    if metrics is None:
+        return None
+    return {
+        "val": {"accuracy": metrics.val.accuracy},
+        "test": {"accuracy": metrics.test.accuracy},
+    }
+
+
+def _decoding(report: Report, share: float = 1.0) -> Callable[[float], None]:
+    """Reports the decoding of a target, which is `share` of the whole task."""
+
+    def progressed(fraction: float) -> None:
+        report("decode", share * fraction, {})
+
+    return progressed
+
+
+@contextmanager
+def _values_checked() -> Iterator[None]:
+    """Values that fit together badly are the user's to mend, not an accident."""
+    try:
+        yield
+    except ValidationError as error:
+        found = "; ".join(str(problem["msg"]) for problem in error.errors())
+        raise ConfigError(f"the model cannot be made: {found}") from error
