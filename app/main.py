@@ -1,28 +1,49 @@
 """The web application; served by `grasp serve`, or by any ASGI server as `app.main:app`."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from importlib.metadata import version
-from typing import Literal
 
-from fastapi import FastAPI
-from pydantic import BaseModel
+from fastapi import Depends, FastAPI
+from fastapi.concurrency import run_in_threadpool
+
+from app.auth import authorize
+from app.errors import install_error_handlers
+from app.openapi import DESCRIPTION, TAGS, install_openapi
+from app.requests import RequestContext
+from app.routes import jobs, models, sources, system, targets, versions
+from app.service import Service
+from registry.logs import configure_logs
+from registry.settings import Settings
 
 
-class Health(BaseModel):
-    """The process is alive and answers; says nothing about what stands behind it."""
-
-    status: Literal["ok"] = "ok"
-    version: str
-
-
-def create_app() -> FastAPI:
+def create_app(settings: Settings | None = None) -> FastAPI:
     """Build the application; every call gives a new one, so tests do not share state."""
-    release = version("grasp-merge")
-    app = FastAPI(title="GRASP merge service", version=release)
 
-    @app.get("/healthz", summary="Is the process alive?")
-    async def healthz() -> Health:
-        return Health(version=release)
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        configure_logs(app.state.settings)
+        app.state.service = Service(app.state.settings)
+        await run_in_threadpool(app.state.service.start)
+        yield
+        app.state.service.close()
 
+    app = FastAPI(
+        title="GRASP merge service",
+        version=version("grasp-merge"),
+        description=DESCRIPTION,
+        openapi_tags=TAGS,
+        lifespan=lifespan,
+        dependencies=[Depends(authorize)],
+        redoc_url=None,
+        generate_unique_id_function=lambda route: route.name,
+    )
+    app.state.settings = settings or Settings()
+    for room in (targets, models, versions, sources, jobs, system):
+        app.include_router(room.router)
+    install_error_handlers(app)
+    install_openapi(app)
+    app.add_middleware(RequestContext)
     return app
 
 

@@ -1,0 +1,132 @@
+"""Who may do what: one table of operations, one dependency that denies what is not in it."""
+
+from ipaddress import ip_address
+from typing import Annotated, Final, Literal
+from urllib.parse import SplitResult, urlsplit
+
+from fastapi import Depends, Request
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+
+from app.errors import Forbidden, Unauthorized
+from app.service import ServiceDep
+from registry.keys import Caller, any_keys, authenticate, note_use, use_is_due
+from registry.tables import Scope, utc_now
+
+PUBLIC: Final = "public"
+POLICY: dict[str, Scope | Literal["public"]] = {
+    "show_dashboard": PUBLIC,  # a page without data; its script asks the API like anybody else
+    "healthz": PUBLIC,
+    "readyz": PUBLIC,
+    "show_metrics": "admin",  # of all owners together
+    "list_workers": "read",
+    "create_target": "write",
+    "list_targets": "read",
+    "get_target": "read",
+    "delete_target": "write",
+    "create_model": "write",
+    "list_models": "read",
+    "get_model": "read",
+    "update_model": "write",
+    "delete_model": "write",
+    "download_model": "read",
+    "list_versions": "read",
+    "download_version": "read",
+    "get_report": "read",
+    "get_provenance": "read",
+    "rollback_model": "write",
+    "create_source": "write",
+    "list_sources": "read",
+    "get_source": "read",
+    "list_jobs": "read",
+    "get_job": "read",
+    "get_job_report": "read",
+    "stream_job_events": "read",
+    "cancel_job": "write",
+    "retry_job": "write",
+}
+LOCAL = Caller(owner="local", scope="admin")
+FORWARDED = ("forwarded", "x-forwarded-for")  # a proxy speaks for somebody who may be anywhere
+
+bearer = HTTPBearer(
+    auto_error=False, description="A key made with `grasp admin keys create`; loopback needs none."
+)
+
+
+def authorize(
+    request: Request,
+    service: ServiceDep,
+    credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)],
+) -> Caller:
+    """Let the request through, or raise Unauthorized or Forbidden."""
+    needed = POLICY.get(request.scope["route"].name)
+    if needed is None:
+        raise Forbidden("this operation has no policy, so nobody may use it")
+    if needed == PUBLIC:
+        return Caller(owner="", scope="read")
+    caller = _identify(request, service, credentials)
+    if not caller.may(needed):
+        raise Forbidden(
+            f"this needs a key of scope {needed}; yours has {caller.scope}",
+            hint=f"grasp admin keys create --owner {caller.owner} --scope {needed}",
+        )
+    return caller
+
+
+CallerDep = Annotated[Caller, Depends(authorize)]
+
+
+def _identify(
+    request: Request, service: ServiceDep, credentials: HTTPAuthorizationCredentials | None
+) -> Caller:
+    now = utc_now()
+    with service.database.read() as session:
+        if not any_keys(session):
+            _require_local(request)
+            return LOCAL
+        found = authenticate(session, credentials.credentials, now) if credentials else None
+    if found is None:
+        raise Unauthorized(
+            "the key is unknown, revoked or expired" if credentials else "a key is needed",
+            hint="send `Authorization: Bearer <key>`; `grasp admin keys create` makes one",
+        )
+    caller, key = found
+    if use_is_due(key, now):
+        with service.database.write() as session:
+            note_use(session, key.id, now)
+    return caller
+
+
+def _require_local(request: Request) -> None:
+    """Without keys only this machine's user is let in, not the pages in their browser."""
+    server = request.scope.get("server")
+    origin = request.headers.get("origin")
+    host = request.headers.get("host", "")
+    passed_on = any(name in request.headers for name in FORWARDED)
+    if passed_on or (server is not None and not is_loopback(server[0])):
+        raise Unauthorized(
+            "there are no API keys, so only loopback addresses are served, and no proxies",
+            hint="make a key with `grasp admin keys create`",
+        )
+    if not is_loopback(_split(f"//{host}").hostname or ""):
+        raise Forbidden(
+            f"the Host header says {host!r}, not this machine",
+            hint="use http://127.0.0.1, or make a key with `grasp admin keys create`",
+        )
+    if origin and _split(origin).netloc != host:
+        raise Forbidden(f"the page {origin} may not use this service without a key")
+
+
+def _split(url: str) -> SplitResult:
+    """What cannot be understood names no host at all."""
+    try:
+        return urlsplit(url)
+    except ValueError:
+        return urlsplit("")
+
+
+def is_loopback(host: str) -> bool:
+    """Names other than localhost are not resolved: what they mean may change after we looked."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

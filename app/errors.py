@@ -1,0 +1,199 @@
+"""Every error as RFC 9457 problem+json, with a stable `code`; the one table of statuses."""
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+import structlog
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, Field
+from sqlalchemy.exc import InterfaceError, NoResultFound, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from starlette.exceptions import HTTPException
+from starlette.routing import Match
+
+from app.downloads import RangeNotSatisfiable
+from grasp_core.errors import CheckpointMismatch, GraspError
+from registry.logs import get_log
+
+STATUS: dict[str, int] = {
+    "invalid_multipart": 400,
+    "invalid_json": 400,
+    "unauthorized": 401,
+    "forbidden": 403,
+    "not_found": 404,
+    "conflict": 409,
+    "name_taken": 409,
+    "still_used": 409,
+    "no_version": 409,
+    "stale_base": 409,
+    "bytes_gone": 410,
+    "precondition_failed": 412,
+    "too_large": 413,
+    "range_not_satisfiable": 416,
+    "invalid_request": 422,
+    "invalid_config": 422,
+    "invalid_checkpoint": 422,
+    "checkpoint_mismatch": 422,
+    "digest_mismatch": 422,
+    "idempotency_key_reused": 422,
+    "uri_not_allowed": 422,
+    "uri_unreachable": 422,
+    "unavailable": 503,
+    "storage_error": 503,
+    "storage_full": 507,
+}
+METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
+CODES = {404: "not_found", 405: "method_not_allowed", 400: "invalid_json", 413: "too_large"}
+RETRY_SECONDS = 5
+
+
+class FieldError(BaseModel):
+    where: str = Field(description="Path of the value, such as body.merge.tau.")
+    message: str
+
+
+class Problem(BaseModel):
+    """What went wrong, where, and how to put it right."""
+
+    type: str = Field("about:blank", description="Always about:blank: `code` says which it is.")
+    title: str = Field(description="The status in words.", examples=["Not Found"])
+    status: int = Field(examples=[404])
+    detail: str = Field(examples=["there is no model 'faces'"])
+    code: str = Field(description="Stable name of the error.", examples=["not_found"])
+    hint: str | None = Field(None, examples=["GET /models lists those you can see"])
+    request_id: str | None = Field(None, description="Find it in the logs by this.")
+    errors: list[FieldError] | None = Field(None, description="Every value that is wrong.")
+    mismatches: dict[str, Any] | None = Field(
+        None, description="Every difference between a checkpoint and its model, by tensor name."
+    )
+
+
+class TooLarge(GraspError):
+    code = "too_large"
+
+
+class Unauthorized(GraspError):
+    code = "unauthorized"
+
+
+class Forbidden(GraspError):
+    code = "forbidden"
+
+
+class DigestMismatch(GraspError):
+    code = "digest_mismatch"
+
+
+class InvalidJson(GraspError):
+    code = "invalid_json"
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    app.add_exception_handler(GraspError, _on_grasp_error)
+    app.add_exception_handler(RequestValidationError, _on_validation_error)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(NoResultFound, _on_deleted)
+    for unreachable in (OperationalError, InterfaceError, PoolTimeout):
+        app.add_exception_handler(unreachable, _on_database_error)
+
+
+def problem(
+    status: int,
+    code: str,
+    detail: str,
+    *,
+    headers: Mapping[str, str] | None = None,
+    **extra: Any,
+) -> JSONResponse:
+    body = Problem(
+        title=HTTPStatus(status).phrase,
+        status=status,
+        detail=detail,
+        code=code,
+        request_id=structlog.contextvars.get_contextvars().get("request_id"),
+        **extra,
+    )
+    return JSONResponse(
+        body.model_dump(mode="json", exclude_none=True),
+        status_code=status,
+        headers=headers,
+        media_type="application/problem+json",
+    )
+
+
+def field_errors(errors: Any) -> list[FieldError]:
+    return [
+        FieldError(where=".".join(map(str, error["loc"])), message=error["msg"]) for error in errors
+    ]
+
+
+async def _on_grasp_error(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, GraspError)  # noqa: S101 - registered for these alone
+    status = STATUS.get(error.code, 500)
+    if status == 500:
+        get_log(__name__).error("unexpected error", code=error.code, exc_info=error)
+    extra: dict[str, Any] = {"hint": error.hint}
+    if isinstance(error, CheckpointMismatch):
+        extra["mismatches"] = error.mismatches._asdict()
+    return problem(status, error.code, error.message, headers=_headers(error, status), **extra)
+
+
+def _headers(error: GraspError, status: int) -> dict[str, str] | None:
+    if isinstance(error, RangeNotSatisfiable):
+        return {"Content-Range": f"bytes */{error.size}"}
+    if status == 401:
+        return {"WWW-Authenticate": "Bearer"}
+    return {"Retry-After": str(RETRY_SECONDS)} if status == 503 else None
+
+
+async def _on_validation_error(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)  # noqa: S101
+    found = error.errors()
+    if any(e["type"] == "json_invalid" for e in found):
+        return problem(400, "invalid_json", "the body is not JSON", errors=field_errors(found))
+    listed = field_errors(found)
+    detail = "; ".join(f"{e.where}: {e.message}" for e in listed)
+    return problem(422, "invalid_request", detail, errors=listed)
+
+
+async def _on_http_exception(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)  # noqa: S101
+    status, headers = error.status_code, error.headers
+    if status == 405:
+        headers = {"Allow": ", ".join(_allowed(request))}
+    code = CODES.get(status, HTTPStatus(status).phrase.lower().replace(" ", "_"))
+    hint = {404: "GET /docs lists every path", 405: "the Allow header says which do"}.get(status)
+    return problem(status, code, error.detail, headers=headers, hint=hint)
+
+
+def _allowed(request: Request) -> list[str]:
+    """The methods of this path: the router names only those of the first route it tried."""
+    return [
+        method
+        for method in METHODS
+        if any(
+            route.matches({**request.scope, "method": method})[0] is Match.FULL
+            for route in request.app.routes
+        )
+    ]
+
+
+async def _on_deleted(_request: Request, _error: Exception) -> JSONResponse:
+    return problem(404, "not_found", "it was deleted while this was asked")
+
+
+async def _on_database_error(_request: Request, error: Exception) -> JSONResponse:
+    get_log(__name__).error("the database does not answer", exc_info=error)
+    headers = {"Retry-After": str(RETRY_SECONDS)}
+    return problem(503, "unavailable", "the database does not answer", headers=headers)
+
+
+def unexpected(error: Exception) -> JSONResponse:
+    """The answer to a request that raised what nobody foresaw."""
+    get_log(__name__).error("unhandled error", exc_info=error)
+    return problem(
+        500, "internal_error", "something unexpected went wrong", hint="the log has the details"
+    )

@@ -1,0 +1,199 @@
+"""One example of every body, for the OpenAPI document; a test holds them against the schemas."""
+
+import json
+from http import HTTPStatus
+from typing import Any
+
+from grasp_core.config import FoldConfig, PreprocessingOverrides
+
+SHA256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
+TARGET, MODEL, SOURCE, JOB, WORKER = (
+    f"{prefix}_01m7hey7wbsmw53n1p6d1mdv6w" for prefix in ("tgt", "mdl", "src", "job", "wrk")
+)
+TIME = "2026-01-31T12:00:00Z"
+SCORES = {"val": {"accuracy": 0.91}, "test": {"accuracy": 0.9}}
+
+_job: dict[str, Any] = {
+    "id": JOB,
+    "kind": "fold",
+    "status": "running",
+    "stage": "refine",
+    "progress": 0.6,
+    "metrics": {"loss": 0.31},
+    "attempts": 1,
+    "failures": [],
+    "model": MODEL,
+    "target": TARGET,
+    "source": SOURCE,
+    "version": None,
+    "error": None,
+    "revision": 7,
+    "created_at": TIME,
+    "started_at": TIME,
+    "finished_at": None,
+    "links": {"self": f"/jobs/{JOB}", "events": f"/jobs/{JOB}/events"},
+}
+_target: dict[str, Any] = {
+    "id": TARGET,
+    "name": "faces-1990s",
+    "status": "ready",
+    "uri": "file:///data/faces",
+    "sha256": None,
+    "size": None,
+    "classes": ["F", "M"],
+    "counts": {"train": {"F": 700, "M": 700}, "val": {"F": 150, "M": 150}},
+    "images": 1700,
+    "broken": [],
+    "broken_count": 0,
+    "fingerprint": SHA256,
+    "error": None,
+    "job": JOB,
+    "created_at": TIME,
+    "links": {"self": f"/targets/{TARGET}", "job": f"/jobs/{JOB}"},
+}
+_model: dict[str, Any] = {
+    "id": MODEL,
+    "name": "faces",
+    "status": "ready",
+    "version": 2,
+    "architecture": "mobilevit_xxs",
+    "classes": ["F", "M"],
+    "image_size": 64,
+    "preprocessing": PreprocessingOverrides(image_size=64).model_dump(mode="json"),
+    "seed": 0,
+    "merge": FoldConfig().model_dump(mode="json"),
+    "target": TARGET,
+    "keep_versions": None,
+    "keep_sources": False,
+    "queue": None,
+    "error": None,
+    "job": JOB,
+    "created_at": TIME,
+    "links": {"self": f"/models/{MODEL}/info", "download": f"/models/{MODEL}"},
+}
+_source: dict[str, Any] = {
+    "id": SOURCE,
+    "name": "site-a",
+    "model": MODEL,
+    "sha256": SHA256,
+    "size": 5_083_136,
+    "classes": ["F", "M"],
+    "status": "running",
+    "version": None,
+    "stored": True,
+    "job": JOB,
+    "created_at": TIME,
+    "links": {"self": f"/sources/{SOURCE}", "job": f"/jobs/{JOB}"},
+}
+_version: dict[str, Any] = {
+    "number": 2,
+    "sha256": SHA256,
+    "size": 5_083_136,
+    "parent": 1,
+    "source": SOURCE,
+    "rollback_of": None,
+    "metrics": SCORES,
+    "available": True,
+    "job": JOB,
+    "created_at": TIME,
+    "links": {"self": f"/models/{MODEL}/versions/2"},
+}
+_worker: dict[str, Any] = {
+    "id": WORKER,
+    "host": "gpu-1",
+    "pid": 4711,
+    "device": "cuda",
+    "memory_bytes": 24 * 2**30,
+    "release": "0.1.0",
+    "alive": True,
+    "busy": True,
+    "job": JOB,
+    "started_at": TIME,
+    "seen_at": TIME,
+}
+_report: dict[str, Any] = {
+    "schema": 1,
+    "outcome": "accepted",
+    "version": 2,
+    "source": SHA256,
+    "metrics": {"before": SCORES, "after": SCORES},
+    "transferred_share": 0.24,
+    "parameters": [{"name": "stem.conv.weight", "alignment": 0.4, "transferred": 1, "size": 432}],
+    "stages": [{"name": "refine", "seconds": 21.5, "peak_bytes": 310_000_000}],
+}
+_read: dict[str, dict[str, Any]] = {
+    "JobRead": _job,
+    "TargetRead": _target,
+    "ModelRead": _model,
+    "SourceRead": _source,
+    "VersionRead": _version,
+    "WorkerRead": _worker,
+}
+_model_create: dict[str, Any] = {
+    "name": "faces",
+    "architecture": "mobilevit_xxs",
+    "target": "faces-1990s",
+    "classes": ["F", "M"],
+    "image_size": 64,
+    "merge": {"refine": {"epochs": 3}, "gate": {"max_drop": 0.02}},
+}
+
+EXAMPLES: dict[str, Any] = {  # by the name of the schema
+    **_read,
+    **{f"Page_{name}_": {"items": [it], "next_cursor": None} for name, it in _read.items()},
+    "TargetCreate": {"name": "faces-1990s", "uri": "file:///data/faces"},
+    "TargetCreateForm": {"name": "faces-1990s", "file": "…"},
+    "TargetCreated": {"target": _target, "job": _job},
+    "ModelCreate": _model_create,
+    "ModelCreateForm": {"model": json.dumps(_model_create), "file": "…"},
+    "ModelCreated": {"model": _model, "job": _job, "source": None},
+    "ModelUpdate": {"merge": {"tau": 0.3, "gate": {"max_drop": 0.05}}},
+    "ModelInfo": {
+        **_model,
+        "sha256": SHA256,
+        "size": 5_083_136,
+        "metrics": SCORES,
+        "sources": {"succeeded": 2, "rejected": 1},
+    },
+    "SourceCreate": {"model": "faces", "uri": "file:///data/site-a.safetensors"},
+    "SourceCreateForm": {"model": "faces", "name": "site-a", "classes": '["F", "M"]', "file": "…"},
+    "SourceCreated": {"source": _source, "job": _job},
+    "Rollback": {"version": 1},
+    "ProvenanceRead": {
+        "version": 2,
+        "sources": [{"sha256": SHA256, "source": SOURCE, "name": "site-a", "share": 1.0}],
+        "parameters": [{"name": "stem.conv.weight", "size": 432, "shares": {SHA256: 1.0}}],
+    },
+    "Report": _report,
+    "Health": {"status": "ok", "version": "0.1.0"},
+    "Readiness": {"status": "ready", "checks": {"database": "ok", "blobs": "ok", "workers": "1"}},
+}
+EVENTS = f"event: job\ndata: {json.dumps(_job)}\nid: 7\n\n"
+METRICS = '# TYPE grasp_jobs gauge\ngrasp_jobs{kind="fold",status="succeeded"} 12.0\n'
+
+CODES = {  # the most usual of those that a status can have
+    400: "invalid_json",
+    401: "unauthorized",
+    403: "forbidden",
+    404: "not_found",
+    409: "conflict",
+    410: "bytes_gone",
+    412: "precondition_failed",
+    413: "too_large",
+    416: "range_not_satisfiable",
+    422: "invalid_request",
+    500: "internal_error",
+    503: "unavailable",
+    507: "storage_full",
+}
+
+
+def problem_example(status: int, description: str) -> dict[str, Any]:
+    return {
+        "type": "about:blank",
+        "title": HTTPStatus(status).phrase,
+        "status": status,
+        "detail": description,
+        "code": CODES[status],
+        "request_id": "5a3c1f0e9b7d4c2f8e6a1b0d9c8e7f6a",
+    }

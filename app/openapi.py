@@ -1,0 +1,253 @@
+"""Parts of the OpenAPI document that FastAPI cannot infer: errors, streamed bodies, examples."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from app.errors import Problem
+from app.examples import EVENTS, EXAMPLES, METRICS, SHA256, problem_example
+from app.schemas import ModelCreate, ModelUpdate, Rollback, SourceCreate, TargetCreate
+
+DESCRIPTION = """
+Keep one merged model per target, and fold new checkpoints into it as they arrive.
+
+1. `POST /targets`: a little labelled data of your own.
+2. `POST /models`: an architecture and a target.
+3. `POST /sources`: a checkpoint, which is queued and folded in.
+4. `GET /jobs/{job}`: how far it is.
+5. `GET /models/{model}`: the merged weights.
+
+Errors are [problem+json](https://www.rfc-editor.org/rfc/rfc9457) with a stable `code`. Lists are
+`{"items": [...], "next_cursor": ...}`. Targets and models can be named by id or by name.
+"""
+TAGS: list[dict[str, Any]] = [
+    {"name": "targets", "description": "Labelled data of the domain you care about."},
+    {"name": "models", "description": "Lineages of merged versions."},
+    {"name": "versions", "description": "What folds have made; never changed."},
+    {"name": "sources", "description": "Checkpoints that are folded in."},
+    {"name": "jobs", "description": "Queued work, to poll or to follow."},
+    {"name": "system", "description": "The service itself."},
+]
+PROBLEMS: dict[int, str] = {
+    400: "The body cannot be parsed",
+    401: "A key is needed, or this one is not valid",
+    403: "The key's scope does not allow it",
+    404: "There is no such thing, or it is another owner's",
+    409: "The present state does not allow it",
+    410: "The bytes were deleted on purpose",
+    412: "If-Match does not hold",
+    413: "Too large",
+    416: "The range lies outside of the file",
+    422: "Something in the request makes no sense: `errors` or `detail` says what",
+    500: "Something nobody foresaw; the log has it under the request's id",
+    503: "The database or the disk does not answer",
+    507: "The disk is full",
+}
+ALWAYS = (401, 403, 422, 500, 503)  # any operation but the public ones can answer so
+UPLOAD_PROBLEMS = (400, 413, 507)
+
+# Schemas that only hand-written parts of the document refer to.
+EXTRA_SCHEMAS: tuple[type[BaseModel], ...] = (
+    Problem,
+    TargetCreate,
+    ModelCreate,
+    ModelUpdate,
+    SourceCreate,
+    Rollback,
+)
+REFERENCE = "#/components/schemas/{model}"
+
+Responses = dict[int | str, dict[str, Any]]
+
+
+def install_openapi(app: FastAPI) -> None:
+    """Let the document hold the schemas that our own parts of it refer to, and examples."""
+    generate = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            _, extra = models_json_schema(
+                [(schema, "validation") for schema in EXTRA_SCHEMAS], ref_template=REFERENCE
+            )
+            document = generate()
+            for name, schema in extra["$defs"].items():
+                document["components"]["schemas"].setdefault(name, schema)
+            for operation in operations(document):
+                _complete(operation)
+        return generate()
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def operations(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for path in document["paths"].values():
+        yield from path.values()
+
+
+def _complete(operation: dict[str, Any]) -> None:
+    """Show an example of every body, and headers that come with certain statuses."""
+    for media in operation.get("requestBody", {}).get("content", {}).values():
+        _show_example(media)
+    for status, response in operation["responses"].items():
+        for kind, media in response.get("content", {}).items():
+            if kind == "application/problem+json":
+                media["example"] = problem_example(int(status), response["description"])
+            elif kind == "text/event-stream":
+                media.clear()  # FastAPI writes `itemSchema`, which is OpenAPI 3.2
+                media["example"] = EVENTS
+            elif kind == "text/plain":
+                media["example"] = METRICS
+            else:
+                _show_example(media)
+        if status in HEADERS:
+            response.setdefault("headers", {}).update(HEADERS[status])
+
+
+def _show_example(media: dict[str, Any]) -> None:
+    name = media["schema"].get("$ref", media["schema"].get("title", "")).rpartition("/")[2]
+    if name in EXAMPLES:
+        media["example"] = EXAMPLES[name]
+
+
+def problems(*statuses: int) -> Responses:
+    """The error responses of an operation, besides those that all have."""
+    return {
+        status: {
+            "description": PROBLEMS[status],
+            "content": {"application/problem+json": {"schema": _reference(Problem)}},
+        }
+        for status in sorted({*ALWAYS, *statuses})
+    }
+
+
+def _reference(schema: type[BaseModel]) -> dict[str, str]:
+    return {"$ref": REFERENCE.format(model=schema.__name__)}
+
+
+def body_of(schema: type[BaseModel]) -> dict[str, Any]:
+    """A JSON body that is read by us."""
+    content = {"application/json": {"schema": _reference(schema)}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def upload_body(
+    schema: type[BaseModel], fields: dict[str, tuple[str, str]], *, required: list[str]
+) -> dict[str, Any]:
+    """A body that may be a form with a file, the raw file, or JSON with a uri.
+
+    `fields` of the form have a pattern and a description.
+    """
+    form: dict[str, dict[str, Any]] = {
+        name: {"type": "string", "pattern": pattern, "description": text}
+        for name, (pattern, text) in fields.items()
+    }
+    form["file"] = {
+        "type": "string",
+        "format": "binary",
+        "minLength": 1,
+        "description": "The file itself.",
+    }
+    return {
+        "requestBody": {
+            "required": True,
+            "content": {
+                "multipart/form-data": {
+                    "schema": {
+                        "title": f"{schema.__name__}Form",
+                        "type": "object",
+                        "properties": form,
+                        "required": [*required, "file"],
+                    }
+                },
+                "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
+                "application/json": {"schema": _reference(schema)},
+            },
+        },
+        "parameters": [
+            _header(
+                "Repr-Digest",
+                "Of a raw body, as `sha-256=:…:` (RFC 9530): verified, if given.",
+                "sha-256=:47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU=:",
+            )
+        ],
+    }
+
+
+def _header(name: str, description: str, example: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "in": "header",
+        "required": False,
+        "description": description,
+        "schema": {"type": "string"},
+        "example": example,
+    }
+
+
+def model_body() -> dict[str, Any]:
+    """The JSON of a model, alone or in a form with its initial weights."""
+    form = {
+        "model": {"type": "string", "description": "The JSON of the model."},
+        "file": {"type": "string", "format": "binary", "description": "Initial weights."},
+        "sha256": {"type": "string", "description": "Of the file: verified, if given."},
+    }
+    return {
+        "requestBody": {
+            "required": True,
+            "content": {
+                "application/json": {"schema": _reference(ModelCreate)},
+                "multipart/form-data": {
+                    "schema": {
+                        "title": "ModelCreateForm",
+                        "type": "object",
+                        "properties": form,
+                        "required": ["model"],
+                    }
+                },
+            },
+        }
+    }
+
+
+CONDITIONS: dict[str, Any] = {
+    "parameters": [
+        _header("Range", "One range of bytes.", "bytes=0-1023"),
+        _header("If-None-Match", "ETags you have: 304 if it is one of them.", f'"{SHA256}"'),
+        _header("If-Match", "ETags you want: 412 if it is none of them.", f'"{SHA256}"'),
+    ]
+}
+HEADERS: dict[str, dict[str, Any]] = {  # status: what its responses carry
+    status: {name: {"description": text, "schema": {"type": kind}}}
+    for status, name, text, kind in (
+        ("201", "Location", "Where it is.", "string"),
+        ("202", "Location", "Where to poll, if this began a job.", "string"),
+        ("401", "WWW-Authenticate", "Bearer.", "string"),
+        ("416", "Content-Range", "How many bytes there are.", "string"),
+        ("503", "Retry-After", "Seconds.", "integer"),
+    )
+}
+BINARY: Responses = {
+    200: {
+        "description": "The weights, as safetensors",
+        "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+        "headers": {
+            "ETag": {"schema": {"type": "string"}, "description": "The sha256 of the weights."},
+            "Repr-Digest": {"schema": {"type": "string"}},
+        },
+    },
+    206: {
+        "description": "The range of them that was asked for",
+        "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+    },
+    304: {"description": "You have it already"},
+    307: {
+        "description": "Another server sends them, to whoever asks: follow, without your key",
+        "headers": {
+            "Location": {"schema": {"type": "string"}, "description": "Valid for some minutes."},
+            "ETag": {"schema": {"type": "string"}, "description": "The sha256 of the weights."},
+        },
+    },
+}

@@ -1,0 +1,190 @@
+"""Bytes on their way into the blob store: streamed, counted, hashed and looked at as they come."""
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Protocol, TypeVar
+
+from fastapi import Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ValidationError
+
+from app.auth import CallerDep
+from app.errors import DigestMismatch, InvalidJson, TooLarge
+from app.fetching import FetchPolicy, open_uri
+from app.multipart import read_parts
+from registry.blobs import BlobWriter
+from registry.errors import Unusable
+
+BATCH = 2**20  # bytes handed to a thread at once: switching costs more than copying
+MAX_JSON = 2**20
+FORM_BYTES = 2**20  # what a form may hold besides its file
+Fields = TypeVar("Fields", bound=BaseModel)
+DIGEST = re.compile(r"sha-256=:([A-Za-z0-9+/=]*):")
+
+
+class Inspector(Protocol):
+    """Looks at bytes as they pass; `feed` raises to refuse the rest of them."""
+
+    def feed(self, data: bytes) -> object: ...
+    def finish(self) -> object: ...
+
+
+class Reception:
+    """One request's file, and the fields that came with it: a form, a raw body, or by a uri.
+
+    `begin` is called with the fields known so far, just before the first byte of the file: it can
+    refuse the request, and gives the inspector of the bytes.
+    """
+
+    def __init__(
+        self,
+        writer: BlobWriter,
+        *,
+        max_bytes: int,
+        policy: FetchPolicy,
+        fields: dict[str, Any],
+        begin: Callable[[dict[str, Any], str], Awaitable[Inspector | None]],
+    ) -> None:
+        self.writer = writer
+        self.fields = fields
+        self.filename: str | None = None  # None: no file came
+        self._max_bytes = max_bytes
+        self._policy = policy
+        self._begin = begin
+
+    async def receive(self, request: Request) -> None:
+        """Read the whole body. Raises what is wrong with it as soon as that is known."""
+        length = request.headers.get("content-length")
+        if is_type(request, "multipart/form-data"):
+            self._check_length(length, FORM_BYTES)
+            await self._receive_multipart(request.headers["content-type"], request.stream())
+        else:
+            self._check_length(length)
+            expected = _digests(request)
+            await self._take(request.stream(), "upload")
+            for digest in expected:
+                self._check_digest(digest)
+        if self.filename is not None:
+            self._check_digest(self.fields.get("sha256"))
+
+    async def _receive_multipart(self, content_type: str, body: AsyncIterator[bytes]) -> None:
+        async for part in read_parts(content_type, body):
+            if part.name == "uri":
+                raise Unusable("a form cannot hold a uri", hint="send JSON with the uri instead")
+            if part.name != "file":
+                self.fields[part.name] = await part.text()
+            elif self.filename is None:
+                await self._take(part.chunks(), part.filename or "upload")
+            else:
+                raise Unusable("the form has two parts named file", hint="send one file at a time")
+
+    async def fetch(self, uri: str) -> None:
+        """Take the bytes from where the uri says instead. Raises FetchError."""
+        async with open_uri(uri, self._policy) as fetched:
+            self._check_length(fetched.size)
+            await self._take(fetched.chunks, fetched.filename)
+        self._check_digest(self.fields.get("sha256"))
+
+    async def _take(self, chunks: AsyncIterator[bytes], filename: str) -> None:
+        self.filename = filename
+        inspector = await self._begin(self.fields, filename)
+        async for data in _batched(chunks):
+            await run_in_threadpool(self._store, data, inspector)
+        if not self.writer.size:
+            raise Unusable("the file is empty", hint="it was cut off, or not found: send it again")
+        if inspector is not None:
+            inspector.finish()
+
+    def _store(self, data: bytes, inspector: Inspector | None) -> None:
+        if inspector is not None:
+            inspector.feed(data)
+        self._check_length(self.writer.size + len(data))
+        self.writer.write(data)
+
+    def _check_length(self, length: int | str | None, more: int = 0) -> None:
+        if length is not None and str(length).isdecimal() and int(length) > self._max_bytes + more:
+            raise TooLarge(
+                f"the upload is larger than {self._max_bytes} bytes",
+                hint="an administrator can raise GRASP_MAX_UPLOAD_BYTES",
+            )
+
+    def _check_digest(self, expected: str | None) -> None:
+        if expected is not None and expected != self.writer.sha256():
+            raise DigestMismatch(
+                f"the bytes that arrived have sha256 {self.writer.sha256()}, not {expected}",
+                hint="the file was changed or damaged on its way: send it again",
+            )
+
+
+def is_type(request: Request, media_type: str) -> bool:
+    return request.headers.get("content-type", "").lower().startswith(media_type)
+
+
+async def read_json(request: Request) -> dict[str, Any]:
+    """A small JSON object. Raises InvalidJson, TooLarge."""
+    body = bytearray()
+    async for data in request.stream():
+        body += data
+        if len(body) > MAX_JSON:
+            raise TooLarge(f"a JSON body may have {MAX_JSON} bytes")
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise InvalidJson(f"the body is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise InvalidJson("the body is JSON, but not an object")
+    return value
+
+
+def json_body(schema: type[Fields]) -> Callable[..., Awaitable[Fields]]:
+    """A dependency: the body as `schema`. FastAPI's own would read any size, before the key."""
+
+    async def read(request: Request, _caller: CallerDep) -> Fields:
+        return validated(schema, await read_json(request))
+
+    return read
+
+
+def validated(schema: type[Fields], values: dict[str, Any]) -> Fields:
+    """Fields of a body that FastAPI did not read itself; errors look as if it had."""
+    try:
+        return schema.model_validate(values)
+    except ValidationError as error:
+        errors = [{**e, "loc": ("body", *e["loc"])} for e in error.errors()]
+        raise RequestValidationError(errors) from error
+
+
+async def _batched(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The same bytes in larger pieces; the first as it comes, so that a look at it costs little."""
+    waiting = bytearray()
+    first = True
+    async for data in chunks:
+        waiting += data
+        if len(waiting) >= BATCH or (first and waiting):
+            first = False
+            yield bytes(waiting)
+            waiting.clear()
+    if waiting:
+        yield bytes(waiting)
+
+
+def _digests(request: Request) -> list[str]:
+    """The sha256 that headers announce (RFC 9530), in hex; other algorithms are passed over.
+
+    Raises Unusable: who sends a digest believes that it is verified.
+    """
+    given = [(name, request.headers.get(name, "")) for name in ("repr-digest", "content-digest")]
+    return [_hex(value, name) for name, value in given if "sha-256" in value]
+
+
+def _hex(value: str, name: str) -> str:
+    found = DIGEST.search(value)
+    try:
+        return base64.b64decode(found[1] if found else "?", validate=True).hex()
+    except binascii.Error as error:
+        hint = "write sha-256=:…: with the digest in base64"
+        raise Unusable(f"the {name} header cannot be understood: {value!r}", hint=hint) from error

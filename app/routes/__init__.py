@@ -1,0 +1,1 @@
+"""The operations, one module per noun. They are thin: find, do, show."""

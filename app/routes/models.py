@@ -1,0 +1,263 @@
+"""Models: one lineage of merged versions each."""
+
+import json
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import JSONResponse
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from app.auth import CallerDep
+from app.errors import InvalidJson
+from app.idempotency import Created, Once, OnceDep
+from app.openapi import UPLOAD_PROBLEMS, body_of, model_body, problems
+from app.receiving import Reception, is_type, json_body, read_json, validated
+from app.schemas import (
+    Cursor,
+    Limit,
+    ModelCreate,
+    ModelCreated,
+    ModelInfo,
+    ModelRead,
+    ModelUpdate,
+    Page,
+    Reference,
+    RefFilter,
+    check_merge,
+)
+from app.service import Service, ServiceDep
+from app.show import model_fields, show_job, show_model, show_source
+from registry.blobs import BlobWriter
+from registry.errors import Unusable
+from registry.lookup import find_named, list_page
+from registry.models import changed_merge
+from registry.models import create_model as create_model_row
+from registry.models import delete_model as delete_model_row
+from registry.naming import rename, require_free_name
+from registry.queue import lock_queue
+from registry.safetensors_header import HeaderReader
+from registry.sources import offer_source
+from registry.states import JobStatus, ModelStatus
+from registry.tables import Job, Model, Source, Target, Version, utc_now
+from registry.versions import prune
+
+router = APIRouter(tags=["models"])
+
+
+@router.post(
+    "/models",
+    status_code=201,
+    summary="Create a model",
+    response_model=ModelCreated,
+    responses=problems(404, 409, *UPLOAD_PROBLEMS),
+    openapi_extra=model_body(),
+)
+async def create_model(request: Request, service: ServiceDep, once: OnceDep) -> JSONResponse:
+    """Only `name`, `architecture` and `target` are required. A job prepares the model.
+
+    Initial weights may come as the part `file` of a form, with the JSON in the part `model`: they
+    are the first source, folded before any other.
+    """
+    request_id = request.state.request_id
+    if not is_type(request, "multipart/form-data"):
+        fields = validated(ModelCreate, await read_json(request))
+        return await run_in_threadpool(_create, service, once, fields, request_id)
+
+    async def begin(values: dict[str, Any], filename: str) -> HeaderReader:
+        """With its JSON before the file, a model that cannot be made is refused at once."""
+        if "model" in values:
+            fields = validated(ModelCreate, _described(values))
+            if once.key is None:  # with one, a taken name may be this request's own
+                await run_in_threadpool(_require_possible, service, once.owner, fields)
+        return HeaderReader(filename)
+
+    with service.store.create() as writer:
+        reception = Reception(
+            writer,
+            max_bytes=service.settings.max_upload_bytes,
+            policy=service.fetching,
+            fields={},
+            begin=begin,
+        )
+        await reception.receive(request)
+        fields = validated(ModelCreate, _described(reception.fields))
+        weights = writer if reception.filename is not None else None
+        return await run_in_threadpool(_create, service, once, fields, request_id, weights)
+
+
+def _described(form: dict[str, Any]) -> dict[str, Any]:
+    unknown = form.keys() - {"model", "sha256"}
+    if unknown:
+        raise Unusable(
+            f"the form has unknown parts: {', '.join(sorted(unknown))}",
+            hint="put all but the file into the JSON of the part `model`",
+        )
+    try:
+        described = json.loads(form.get("model", ""))
+    except ValueError as error:
+        raise InvalidJson(
+            "the part `model` is missing or not JSON", hint="""-F 'model={"name": …}'"""
+        ) from error
+    if not isinstance(described, dict):
+        raise InvalidJson("the part `model` is JSON, but not an object")
+    return described
+
+
+def _require_possible(service: Service, owner: str, fields: ModelCreate) -> None:
+    with service.database.read() as session:
+        _check_possible(session, owner, fields)
+
+
+def _check_possible(session: Session, owner: str, fields: ModelCreate) -> None:
+    find_named(session, Target, owner, fields.target)
+    require_free_name(session, Model, owner, fields.name)
+
+
+def _create(
+    service: Service,
+    once: Once,
+    fields: ModelCreate,
+    request_id: str,
+    weights: BlobWriter | None = None,
+) -> JSONResponse:
+    content = fields.model_dump(mode="json") | {"content": weights.sha256() if weights else None}
+    with service.database.read() as session:  # what is refused, or known, leaves no blob
+        before = once.replay(session, content)
+        if before is not None:
+            return before
+        _check_possible(session, once.owner, fields)
+    with service.store.guard():
+        blob = weights.commit() if weights else None
+        with service.database.write() as session:
+
+            def act() -> Created:
+                model, job = create_model_row(
+                    session,
+                    once.owner,
+                    find_named(session, Target, once.owner, fields.target),
+                    name=fields.name,
+                    architecture=fields.architecture,
+                    classes=fields.classes,
+                    preprocessing=fields.overrides(),
+                    merge=fields.parameters(),
+                    keep_versions=fields.keep_versions,
+                    keep_sources=fields.keep_sources,
+                    queue=fields.queue,
+                    request_id=request_id,
+                )
+                body = ModelCreated(model=show_model(model), job=show_job(job))
+                if blob is not None:
+                    source, first, _ = offer_source(
+                        session, model, blob, name="initial", classes=None, request_id=request_id
+                    )
+                    body.source = show_source(source, first)
+                return Created(body, 201, f"/models/{model.id}/info")
+
+            return once.run(session, content, act)
+
+
+@router.get("/models", summary="List models, newest first", responses=problems(404))
+def list_models(
+    service: ServiceDep,
+    caller: CallerDep,
+    target: RefFilter = None,
+    architecture: RefFilter = None,
+    status: ModelStatus | None = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+) -> Page[ModelRead]:
+    with service.database.read() as session:
+        conditions = []
+        if target is not None:
+            found = find_named(session, Target, caller.owner, target)
+            conditions.append(Model.target_id == found.id)
+        if architecture is not None:
+            conditions.append(Model.architecture == architecture)
+        if status is not None:
+            conditions.append(Model.status == status)
+        page = list_page(session, Model, caller.owner, conditions, limit=limit, cursor=cursor)
+        return Page(items=[show_model(row) for row in page.items], next_cursor=page.next_cursor)
+
+
+@router.get("/models/{model}/info", summary="A model's state", responses=problems(404))
+def get_model(model: Reference, service: ServiceDep, caller: CallerDep) -> ModelInfo:
+    with service.database.read() as session:
+        return _info(session, find_named(session, Model, caller.owner, model))
+
+
+def _info(session: Session, model: Model) -> ModelInfo:
+    newest = session.get(Version, (model.id, model.version)) if model.version else None
+    return ModelInfo.model_validate(
+        {
+            **model_fields(model),
+            "sha256": newest.sha256 if newest else None,
+            "size": newest.size if newest else None,
+            "metrics": newest.metrics if newest else None,
+            "sources": _count_sources(session, model),
+        }
+    )
+
+
+def _count_sources(session: Session, model: Model) -> dict[JobStatus, int]:
+    counted = (
+        select(Job.status, func.count())
+        .join(Source, Source.job_id == Job.id)
+        .where(Source.model_id == model.id)
+        .group_by(Job.status)
+    )
+    return {row.status: row[1] for row in session.execute(counted)}
+
+
+@router.patch(
+    "/models/{model}",
+    summary="Change parameters for later folds",
+    responses=problems(400, 404, 409, 413),
+    openapi_extra=body_of(ModelUpdate),
+)
+def update_model(
+    model: Reference,
+    changes: Annotated[ModelUpdate, Depends(json_body(ModelUpdate))],
+    service: ServiceDep,
+    caller: CallerDep,
+) -> ModelInfo:
+    """What is not given stays as it is, also inside `merge`. A running fold is not disturbed."""
+    given = changes.model_fields_set
+    with service.database.write() as session:
+        row = find_named(session, Model, caller.owner, model)
+        lock_queue(session, row.id)  # neither another change nor a fold comes between
+        session.refresh(row)
+        if changes.name is not None:
+            rename(session, row, changes.name)
+        if changes.merge is not None:
+            row.merge = _checked_merge(row, changes.merge)
+        if changes.keep_sources is not None:
+            row.keep_sources = changes.keep_sources
+        if "queue" in given:
+            row.queue = changes.queue
+        if "keep_versions" in given:
+            row.keep_versions = changes.keep_versions
+            prune(session, row, utc_now())
+        session.flush()
+        return _info(session, row)
+
+
+def _checked_merge(model: Model, changes: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return check_merge(changed_merge(model, changes)).model_dump(mode="json")
+    except ValueError as error:
+        raise Unusable(f"merge: {error}") from error
+
+
+@router.delete(
+    "/models/{model}",
+    status_code=204,
+    summary="Delete a model with its versions, sources and jobs",
+    responses=problems(404),
+)
+def delete_model(model: Reference, service: ServiceDep, caller: CallerDep) -> Response:
+    """There is no way back. A running fold is stopped."""
+    with service.database.write() as session:
+        delete_model_row(session, find_named(session, Model, caller.owner, model))
+    return Response(status_code=204)

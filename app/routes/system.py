@@ -1,0 +1,125 @@
+"""How the service itself is: alive, ready, at work."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from importlib.metadata import version
+from importlib.resources import files
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
+from fastapi.responses import HTMLResponse, JSONResponse
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
+
+from app.auth import CallerDep
+from app.metrics import CONTENT_TYPE, render_metrics
+from app.openapi import problems
+from app.schemas import Cursor, Health, Limit, Page, Readiness, WorkerRead
+from app.service import Service, ServiceDep
+from registry.bell import broker_answers
+from registry.blobs import StorageError
+from registry.keys import Caller
+from registry.settings import Settings
+from registry.tables import Job, Worker, utc_now
+from registry.workers import list_workers as list_worker_rows
+
+router = APIRouter(tags=["system"])
+RELEASE = version("grasp-merge")
+
+
+@router.get("/healthz", summary="Is the process alive?")
+def healthz() -> Health:
+    """Says nothing about what stands behind it."""
+    return Health(version=RELEASE)
+
+
+@router.get(
+    "/readyz",
+    summary="Can the service work?",
+    response_model=Readiness,
+    responses={503: {"model": Readiness, "description": "Something it needs does not answer"}},
+)
+def readyz(service: ServiceDep) -> JSONResponse:
+    """Whether database and disk answer, and how many workers are alive (none is still ready)."""
+    checks = {
+        "database": _check(service.database.check),
+        "blobs": _check(service.store.check),
+    }
+    ready = all(result == "ok" for result in checks.values())
+    broker_url = service.settings.broker_url
+    if broker_url is not None:  # without its rings work begins later, but begins
+        checks["broker"] = "ok" if broker_answers(broker_url) else "does not answer"
+    if ready:
+        checks["workers"] = str(_living(service))
+    body = Readiness(status="ready" if ready else "not ready", checks=checks)
+    return JSONResponse(body.model_dump(), status_code=200 if ready else 503)
+
+
+def _check(look: Callable[[], None]) -> str:
+    try:
+        look()
+    except (SQLAlchemyError, StorageError, OSError) as error:
+        return type(error).__name__
+    return "ok"
+
+
+def _living(service: Service) -> int:
+    with service.database.read() as session:
+        return sum(is_alive(worker, service.settings) for worker in list_worker_rows(session))
+
+
+def is_alive(worker: Worker, settings: Settings) -> bool:
+    return utc_now() - worker.seen_at < timedelta(seconds=settings.lease_seconds)
+
+
+@router.get("/workers", summary="Who is alive, and doing what", responses=problems())
+def list_workers(
+    service: ServiceDep,
+    caller: CallerDep,
+    alive: Annotated[bool | None, Query(description="Only those heard of lately, or not.")] = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+) -> Page[WorkerRead]:
+    with service.database.read() as session:
+        rows = [
+            worker
+            for worker in list_worker_rows(session)
+            if (cursor is None or worker.id > cursor)
+            and (alive is None or is_alive(worker, service.settings) == alive)
+        ]
+        items = [show_worker(session, row, service, caller) for row in rows[:limit]]
+        return Page(items=items, next_cursor=items[-1].id if len(rows) > limit else None)
+
+
+def show_worker(session: Session, worker: Worker, service: Service, caller: Caller) -> WorkerRead:
+    job = session.get(Job, worker.job_id) if worker.job_id else None
+    return WorkerRead(
+        id=worker.id,
+        host=worker.host,
+        pid=worker.pid,
+        device=worker.device,
+        memory_bytes=worker.memory_bytes,
+        release=worker.release,
+        alive=is_alive(worker, service.settings),
+        busy=worker.job_id is not None,
+        job=job.id if job and job.owner == caller.owner else None,
+        started_at=worker.started_at,
+        seen_at=worker.seen_at,
+    )
+
+
+@router.get(
+    "/metrics",
+    summary="Prometheus metrics",
+    response_class=Response,
+    responses=problems()
+    | {200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "Metrics"}},
+)
+def show_metrics(service: ServiceDep) -> Response:
+    with service.database.read() as session:
+        return Response(render_metrics(session, service.settings), media_type=CONTENT_TYPE)
+
+
+@router.get("/", summary="The dashboard", response_class=HTMLResponse, include_in_schema=False)
+def show_dashboard() -> HTMLResponse:
+    return HTMLResponse(files("app").joinpath("dashboard.html").read_text())

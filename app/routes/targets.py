@@ -1,0 +1,186 @@
+"""Targets: labelled data of the domain we care about."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import JSONResponse
+
+from app.auth import CallerDep
+from app.fetching import local_path
+from app.idempotency import Created, Once, OnceDep
+from app.openapi import UPLOAD_PROBLEMS, problems, upload_body
+from app.receiving import Reception, is_type, read_json, validated
+from app.schemas import (
+    NAME_PATTERN,
+    SHA256_PATTERN,
+    Cursor,
+    In,
+    Limit,
+    Name,
+    Page,
+    Reference,
+    Sha256,
+    TargetCreate,
+    TargetCreated,
+    TargetRead,
+    Uri,
+)
+from app.service import Service, ServiceDep
+from app.show import show_job, show_target
+from registry.blobs import Blob, BlobWriter
+from registry.errors import Unusable
+from registry.lookup import find_named, list_page
+from registry.naming import require_free_name
+from registry.states import TargetStatus
+from registry.tables import Target
+from registry.targets import create_target as create_target_row
+from registry.targets import delete_target as delete_target_row
+
+router = APIRouter(tags=["targets"])
+
+
+class TargetFields(In):
+    name: Name
+    uri: Uri | None = None
+    sha256: Sha256 | None = None
+
+
+@router.post(
+    "/targets",
+    status_code=202,
+    summary="Register target data",
+    response_model=TargetCreated,
+    responses=problems(409, *UPLOAD_PROBLEMS),
+    openapi_extra=upload_body(
+        TargetCreate,
+        {
+            "name": (NAME_PATTERN, "What to call the target."),
+            "sha256": (SHA256_PATTERN, "Verified, if given."),
+        },
+        required=["name"],
+    ),
+)
+async def create_target(
+    request: Request,
+    service: ServiceDep,
+    once: OnceDep,
+    name: Annotated[Name | None, Query(description="For a raw body: its name.")] = None,
+    sha256: Annotated[Sha256 | None, Query(description="For a raw body: verified.")] = None,
+) -> JSONResponse:
+    """Upload an archive (zip, tar, WebDataset, Parquet, npz), or name a folder or file by its uri.
+
+    A folder below one of GRASP_DATA_ROOTS is used where it lies. A job validates the data: poll
+    `Location`.
+    """
+    given = {"name": name, "sha256": sha256}
+    values = {key: value for key, value in given.items() if value is not None}
+    request_id = request.state.request_id
+    if is_type(request, "application/json"):
+        values |= await read_json(request)
+        fields = validated(TargetFields, values)
+        if fields.uri is None:
+            raise Unusable("the JSON body has no uri", hint="give one, or upload an archive")
+        if fields.uri.startswith("file:"):
+            if fields.sha256 is not None:
+                raise Unusable("data that is used where it lies has no sha256 to be verified")
+            await run_in_threadpool(local_path, fields.uri, service.fetching)
+            return await run_in_threadpool(_register, service, once, fields, None, request_id)
+    return await _store_and_register(request, service, once, values, request_id)
+
+
+async def _store_and_register(
+    request: Request, service: Service, once: Once, values: dict[str, Any], request_id: str
+) -> JSONResponse:
+    async def begin(values: dict[str, Any], _filename: str) -> None:
+        """With the name before the file, one that cannot be had is refused at once."""
+        if "name" in values:
+            fields = validated(TargetFields, values)
+            if once.key is None:  # with one, a taken name may be this request's own
+                await run_in_threadpool(_require_free, service, once.owner, fields.name)
+
+    with service.store.create() as writer:
+        reception = Reception(
+            writer,
+            max_bytes=service.settings.max_upload_bytes,
+            policy=service.fetching,
+            fields=values,
+            begin=begin,
+        )
+        if "uri" in values:
+            await reception.fetch(values["uri"])
+        else:
+            await reception.receive(request)
+        if reception.filename is None:
+            raise Unusable("no file was sent", hint="send the archive in a part named file")
+        fields = validated(TargetFields, reception.fields)
+        return await run_in_threadpool(_register, service, once, fields, writer, request_id)
+
+
+def _require_free(service: Service, owner: str, name: str) -> None:
+    with service.database.read() as session:
+        require_free_name(session, Target, owner, name)
+
+
+def _register(
+    service: Service, once: Once, fields: TargetFields, writer: BlobWriter | None, request_id: str
+) -> JSONResponse:
+    content = fields.model_dump() | {"content": writer.sha256() if writer else None}
+    with service.database.read() as session:  # what is refused, or known, leaves no blob
+        before = once.replay(session, content)
+        if before is not None:
+            return before
+        require_free_name(session, Target, once.owner, fields.name)
+    with service.store.guard():
+        blob: Blob | None = writer.commit() if writer else None
+        with service.database.write() as session:
+
+            def act() -> Created:
+                target, job = create_target_row(
+                    session,
+                    once.owner,
+                    fields.name,
+                    uri=fields.uri,
+                    blob=blob,
+                    request_id=request_id,
+                )
+                body = TargetCreated(target=show_target(target), job=show_job(job))
+                return Created(body, 202, f"/jobs/{job.id}")
+
+            return once.run(session, content, act)
+
+
+@router.get("/targets", summary="List targets, newest first", responses=problems())
+def list_targets(
+    service: ServiceDep,
+    caller: CallerDep,
+    status: TargetStatus | None = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+) -> Page[TargetRead]:
+    conditions = [Target.status == status] if status else []
+    with service.database.read() as session:
+        page = list_page(session, Target, caller.owner, conditions, limit=limit, cursor=cursor)
+        return Page(items=[show_target(row) for row in page.items], next_cursor=page.next_cursor)
+
+
+@router.get(
+    "/targets/{target}",
+    summary="A target: its classes, and its images per split and class",
+    responses=problems(404),
+)
+def get_target(target: Reference, service: ServiceDep, caller: CallerDep) -> TargetRead:
+    with service.database.read() as session:
+        return show_target(find_named(session, Target, caller.owner, target))
+
+
+@router.delete(
+    "/targets/{target}",
+    status_code=204,
+    summary="Remove a target that no model uses",
+    responses=problems(404, 409),
+)
+def delete_target(target: Reference, service: ServiceDep, caller: CallerDep) -> Response:
+    with service.database.write() as session:
+        delete_target_row(session, find_named(session, Target, caller.owner, target))
+    return Response(status_code=204)

@@ -1,0 +1,264 @@
+"""Versions: what the folds of a model have made, to download, look into, and go back to."""
+
+import json
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from app.auth import CallerDep
+from app.downloads import send_elsewhere, send_file
+from app.idempotency import Created, OnceDep
+from app.openapi import BINARY, CONDITIONS, body_of, problems
+from app.receiving import json_body
+from app.schemas import (
+    MAX_INT,
+    Contribution,
+    Limit,
+    Number,
+    Page,
+    ParameterOrigin,
+    ProvenanceRead,
+    Reference,
+    RefFilter,
+    Rollback,
+    VersionRead,
+)
+from app.service import Service, ServiceDep
+from app.show import show_version
+from registry.blobs import BlobDamaged
+from registry.errors import BytesGone, NotFound
+from registry.lookup import find_named
+from registry.tables import Job, Model, Source, Version, utc_now
+from registry.versions import find_version, rollback
+
+PRESIGNED_SECONDS = 900  # to begin a download; going on with a broken one asks here again
+
+router = APIRouter(tags=["versions"])
+
+
+@router.get(
+    "/models/{model}",
+    summary="Download the newest merged weights",
+    response_class=Response,
+    responses=BINARY | problems(404, 409, 410, 412, 416),
+    openapi_extra=CONDITIONS,
+)
+def download_model(
+    model: Reference, request: Request, service: ServiceDep, caller: CallerDep
+) -> Response:
+    """Safetensors, as timm loads them. Ranges, `If-None-Match` and HEAD work as one expects."""
+    return _download(service, request, caller.owner, model, None)
+
+
+@router.get(
+    "/models/{model}/versions",
+    summary="List a model's versions, newest first",
+    responses=problems(404),
+)
+def list_versions(
+    model: Reference,
+    service: ServiceDep,
+    caller: CallerDep,
+    source: RefFilter = None,
+    available: Annotated[
+        bool | None, Query(description="Whether the weights are still here.")
+    ] = None,
+    limit: Limit = 50,
+    cursor: Annotated[
+        int | None, Query(ge=0, le=MAX_INT, description="`next_cursor` of the page before.")
+    ] = None,
+) -> Page[VersionRead]:
+    with service.database.read() as session:
+        found = find_named(session, Model, caller.owner, model)
+        query = select(Version).where(Version.model_id == found.id)
+        if source is not None:
+            query = query.where(Version.source_id == source)
+        if available is not None:
+            query = query.where(Version.pruned_at.is_(None) == available)
+        if cursor is not None:
+            query = query.where(Version.number < cursor)
+        rows = session.scalars(query.order_by(Version.number.desc()).limit(limit + 1)).all()
+        items = [show_version(row) for row in rows[:limit]]
+        more = str(items[-1].number) if len(rows) > limit else None
+        return Page(items=items, next_cursor=more)
+
+
+@router.get(
+    "/models/{model}/versions/{number}",
+    summary="Download any version's weights",
+    response_class=Response,
+    responses=BINARY | problems(404, 409, 410, 412, 416),
+    openapi_extra=CONDITIONS,
+)
+def download_version(
+    model: Reference, number: Number, request: Request, service: ServiceDep, caller: CallerDep
+) -> Response:
+    return _download(service, request, caller.owner, model, number)
+
+
+for path, endpoint in (
+    ("/models/{model}", download_model),
+    ("/models/{model}/versions/{number}", download_version),
+):
+    router.add_api_route(
+        path, endpoint, methods=["HEAD"], include_in_schema=False, response_class=Response
+    )
+
+
+@router.get(
+    "/models/{model}/versions/{number}/report",
+    summary="Everything the fold behind a version measured",
+    responses=problems(404, 409)
+    | {
+        200: {
+            "content": {"application/json": {"schema": {"title": "Report", "type": "object"}}},
+            "description": "The report",
+        }
+    },
+)
+def get_report(
+    model: Reference, number: Number, service: ServiceDep, caller: CallerDep
+) -> Response:
+    with service.database.read() as session:
+        version = _find(session, caller.owner, model, number)
+        return Response(_report(session, version), media_type="application/json")
+
+
+@router.get(
+    "/models/{model}/versions/{number}/provenance",
+    summary="Which source each parameter came from",
+    responses=problems(404, 409),
+)
+def get_provenance(
+    model: Reference, number: Number, service: ServiceDep, caller: CallerDep
+) -> ProvenanceRead:
+    with service.database.read() as session:
+        version = _find(session, caller.owner, model, number)
+        report = json.loads(_report(session, version))
+        query = select(Source).where(Source.model_id == version.model_id)
+        names = {source.sha256: source for source in session.scalars(query)}
+    shares: dict[str, dict[str, float]] = report["provenance"]["shares"]
+    sizes = {p["name"]: p["size"] for p in report["parameters"]}
+    parameters = [
+        ParameterOrigin(name=name, size=sizes[name], shares=owners)
+        for name, owners in shares.items()
+    ]
+    return ProvenanceRead(
+        version=number,
+        sources=[
+            Contribution(
+                sha256=sha256,
+                source=names[sha256].id if sha256 in names else None,
+                name=names[sha256].name if sha256 in names else None,
+                share=share,
+            )
+            for sha256, share in _totals(parameters).items()
+        ],
+        parameters=parameters,
+    )
+
+
+@router.post(
+    "/models/{model}/rollback",
+    status_code=201,
+    summary="Go back: a new version equal to an older one",
+    response_model=VersionRead,
+    responses=problems(400, 404, 409, 410, 413),
+    openapi_extra=body_of(Rollback),
+)
+def rollback_model(
+    model: Reference,
+    wanted: Annotated[Rollback, Depends(json_body(Rollback))],
+    service: ServiceDep,
+    caller: CallerDep,
+    once: OnceDep,
+) -> Response:
+    """A fold that is running meanwhile is folded again, into the new version."""
+    with service.database.write() as session:
+
+        def act() -> Created:
+            found = find_named(session, Model, caller.owner, model)
+            version = rollback(session, found, wanted.version, utc_now())
+            session.flush()
+            shown = show_version(version)
+            return Created(shown, 201, shown.links["self"])
+
+        return once.run(session, wanted.model_dump(), act)
+
+
+def _download(
+    service: Service, request: Request, owner: str, model: str, number: int | None
+) -> Response:
+    with service.database.read() as session:
+        found = find_named(session, Model, owner, model)
+        version = find_version(session, found, number)
+        if version.pruned_at is not None:
+            raise BytesGone(
+                f"the weights of version {version.number} were deleted by the model's retention",
+                hint="GET the model's versions to see which are available",
+            )
+        name = f"{found.name}-v{version.number}.safetensors"
+    url = _presigned(service, request, version.sha256)
+    if url is not None:
+        return send_elsewhere(request, url, sha256=version.sha256, modified=version.created_at)
+    try:
+        return _send(service, request, version, name)
+    except BlobDamaged:
+        if not service.store.drop_copy(version.sha256):
+            raise
+        return _send(service, request, version, name)
+
+
+def _presigned(service: Service, request: Request, sha256: str) -> str | None:
+    """Where the bytes can be had instead; None if they are to be sent from here.
+
+    Clients repeat their headers there, where an If-Match with our ETag would not hold.
+    """
+    if not service.settings.presigned_downloads:
+        return None
+    if "if-match" in request.headers or "if-unmodified-since" in request.headers:
+        return None
+    method: Literal["GET", "HEAD"] = "HEAD" if request.method == "HEAD" else "GET"
+    return service.store.sign(sha256, PRESIGNED_SECONDS, method)
+
+
+def _send(service: Service, request: Request, version: Version, filename: str) -> Response:
+    """From this machine's disk. Raises BlobDamaged rather than to send a wrong byte."""
+    prefix, sha256 = service.settings.accel_redirect, version.sha256
+    path = service.store.fetch(sha256)
+    if path.stat().st_size != version.size:  # and so its ranges would be wrong
+        service.verifier.check(path, sha256)
+    response = send_file(
+        request,
+        path,
+        sha256=sha256,
+        filename=filename,
+        modified=version.created_at,
+        accel_redirect=f"{prefix.rstrip('/')}/{sha256[:2]}/{sha256}" if prefix else None,
+    )
+    if request.method == "GET" and response.status_code in (200, 206):
+        service.verifier.check(path, sha256)
+    return response
+
+
+def _find(session: Session, owner: str, model: str, number: int) -> Version:
+    return find_version(session, find_named(session, Model, owner, model), number)
+
+
+def _report(session: Session, version: Version) -> str:
+    report = session.get_one(Job, version.job_id).report
+    if report is None:
+        raise NotFound(f"version {version.number} has no report")
+    return report
+
+
+def _totals(parameters: list[ParameterOrigin]) -> dict[str, float]:
+    """Each source's share of all parameters, largest first."""
+    whole = sum(parameter.size for parameter in parameters)
+    given: dict[str, float] = {}
+    for parameter in parameters:
+        for sha256, share in parameter.shares.items():
+            given[sha256] = given.get(sha256, 0.0) + share * parameter.size / whole
+    return dict(sorted(given.items(), key=lambda item: -item[1]))

@@ -1,0 +1,322 @@
+"""What goes over the wire. Clients rely on it: fields may be added, never renamed."""
+
+import json
+from datetime import datetime
+from typing import Annotated, Any, Generic, Literal, TypeVar
+
+from fastapi import Path, Query
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from grasp_core.config import FoldConfig, PreprocessingOverrides
+from registry.lookup import MAX_PAGE
+from registry.states import JobKind, JobStatus, ModelStatus, TargetStatus
+from registry.tables import DeviceClass
+
+Item = TypeVar("Item")
+ID_PREFIXES = ("tgt_", "mdl_", "src_", "job_", "key_", "wrk_")
+MAX_INT = 2**31 - 1  # what a database integer holds
+
+
+def _not_an_id(name: str) -> str:
+    if name.startswith(ID_PREFIXES):
+        raise ValueError("a name must not look like an id")
+    return name
+
+
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
+TEXT_PATTERN = r"^[^\x00-\x1f\x7f]+$"
+Name = Annotated[
+    str,
+    Field(pattern=NAME_PATTERN, description="Letters, digits, dot, dash and underscore."),
+    AfterValidator(_not_an_id),
+]
+Text = Annotated[str, Field(min_length=1, max_length=200, pattern=TEXT_PATTERN)]
+Classes = Annotated[tuple[Text, ...], Field(min_length=1, max_length=100_000)]
+SHA256_PATTERN = r"^[0-9a-f]{64}$"
+REFERENCE_PATTERN = r"^[A-Za-z0-9._-]{1,200}$"
+Sha256 = Annotated[str, Field(pattern=SHA256_PATTERN)]
+Uri = Annotated[str, Field(max_length=4096, pattern=TEXT_PATTERN)]
+
+Reference = Annotated[str, Path(pattern=REFERENCE_PATTERN, description="An id or a name.")]
+Id = Annotated[str, Path(pattern=REFERENCE_PATTERN, description="An id.")]
+Number = Annotated[int, Path(ge=1, le=MAX_INT, description="A version's number.")]
+RefFilter = Annotated[str | None, Query(pattern=REFERENCE_PATTERN, description="Only of this one.")]
+Limit = Annotated[int, Query(ge=1, le=MAX_PAGE, description="Items per page.")]
+Cursor = Annotated[
+    str | None,
+    Query(pattern=r"^[A-Za-z0-9_]{1,64}$", description="`next_cursor` of the page before."),
+]
+
+
+class In(BaseModel):
+    """A request body: a misspelt field is an error, not a silent default."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Out(BaseModel):
+    model_config = ConfigDict(json_schema_serialization_defaults_required=True)
+
+
+class Page(Out, Generic[Item]):
+    items: list[Item]
+    next_cursor: str | None = Field(description="Ask for the next page with it; null: no more.")
+
+
+class JobError(Out):
+    code: str = Field(examples=["checkpoint_mismatch"])
+    message: str
+    hint: str | None = None
+
+
+class Attempt(JobError):
+    """Why one attempt went wrong."""
+
+    attempt: int
+    at: datetime
+
+
+class JobRead(Out):
+    id: str = Field(examples=["job_01m7hey7wbsmw53n1p6d1mdv6w"])
+    kind: JobKind
+    status: JobStatus
+    stage: str | None = Field(examples=["refine"])
+    progress: float = Field(ge=0, le=1)
+    metrics: dict[str, Any] = Field(description="Live loss and accuracy; at the end, all figures.")
+    attempts: int
+    failures: list[Attempt] = Field(description="Why earlier attempts went wrong.")
+    model: str | None
+    target: str | None
+    source: str | None
+    version: int | None = Field(description="The version it made.")
+    error: JobError | None
+    revision: int = Field(description="Grows with every change.")
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    links: dict[str, str]
+
+
+class TargetCreate(In):
+    name: Name
+    uri: Uri = Field(examples=["file:///data/faces"], description="file://, https:// or s3://")
+
+
+class TargetRead(Out):
+    id: str
+    name: str
+    status: TargetStatus
+    uri: str | None
+    sha256: str | None = Field(description="Of an uploaded archive.")
+    size: int | None
+    classes: list[str] | None
+    counts: dict[str, dict[str, int]] | None = Field(description="Images per split and class.")
+    images: int | None
+    broken: list[dict[str, str]] | None = Field(description="Images that do not decode, and why.")
+    broken_count: int | None
+    fingerprint: str | None
+    error: JobError | None
+    job: str
+    created_at: datetime
+    links: dict[str, str]
+
+
+class TargetCreated(Out):
+    target: TargetRead
+    job: JobRead
+
+
+def check_merge(merge: FoldConfig) -> FoldConfig:
+    try:
+        json.dumps(merge.model_dump(mode="json"), allow_nan=False)
+    except ValueError as error:
+        raise ValueError("NaN and infinity are no parameters") from error
+    if merge.device != "auto":
+        raise ValueError("the device is the worker's choice: set GRASP_DEVICE there")
+    return merge
+
+
+def _check_preset(merge: Any) -> Any:
+    """Before it is looked up by those who expect a name."""
+    if isinstance(merge, dict) and not isinstance(merge.get("preset"), str | None):
+        raise ValueError("preset: must be a name or null")
+    return merge
+
+
+Merge = Annotated[FoldConfig, BeforeValidator(_check_preset), AfterValidator(check_merge)]
+
+
+class ModelCreate(In):
+    name: Name
+    architecture: str = Field(pattern=REFERENCE_PATTERN, description="A timm model name.")
+    target: str = Field(pattern=REFERENCE_PATTERN, description="Id or name of a target.")
+    classes: Classes | None = Field(
+        None, description="Names of the outputs, in order; without them the target's."
+    )
+    image_size: int | None = Field(None, ge=8, le=4096)
+    preprocessing: PreprocessingOverrides = PreprocessingOverrides()
+    seed: int | None = Field(None, ge=0, le=2**63 - 1)
+    merge: Merge = FoldConfig()
+    keep_versions: int | None = Field(
+        None, ge=1, le=MAX_INT, description="Keep the weights of so many; null: of all."
+    )
+    keep_sources: bool = Field(
+        False, description="Keep the bytes of folded sources, which are never read again."
+    )
+
+    queue: DeviceClass | None = Field(
+        None, description="What kind of worker folds: gpu or cpu; null: any."
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "ModelCreate":
+        sizes = {self.image_size, self.preprocessing.image_size} - {None}
+        if len(sizes) > 1:
+            raise ValueError("image_size and preprocessing.image_size differ")
+        if self.classes and len(set(self.classes)) < len(self.classes):
+            raise ValueError("class names given twice")
+        return self
+
+    def overrides(self) -> PreprocessingOverrides:
+        size = self.image_size or self.preprocessing.image_size
+        return self.preprocessing.model_copy(update={"image_size": size})
+
+    def parameters(self) -> FoldConfig:
+        return (
+            self.merge if self.seed is None else self.merge.model_copy(update={"seed": self.seed})
+        )
+
+
+class ModelUpdate(In):
+    """What to change for later folds; the rest stays. `merge` may hold a part of its fields."""
+
+    name: Name | None = None
+    merge: Annotated[dict[str, Any] | None, AfterValidator(_check_preset)] = None
+    keep_versions: int | None = Field(None, ge=1, le=MAX_INT)
+    keep_sources: bool | None = None
+    queue: DeviceClass | None = None
+
+
+class ModelRead(Out):
+    id: str
+    name: str
+    status: ModelStatus
+    version: int | None = Field(description="The newest; null until a source is folded.")
+    architecture: str
+    classes: list[str] | None
+    image_size: int | None
+    preprocessing: PreprocessingOverrides
+    seed: int
+    merge: FoldConfig
+    target: str
+    keep_versions: int | None
+    keep_sources: bool
+    queue: DeviceClass | None
+    error: JobError | None
+    job: str = Field(description="The job that prepares it.")
+    created_at: datetime
+    links: dict[str, str]
+
+
+class ModelInfo(ModelRead):
+    sha256: str | None = Field(description="Of the newest version's weights.")
+    size: int | None
+    metrics: dict[str, Any] | None = Field(description="Of the newest version.")
+    sources: dict[JobStatus, int] = Field(
+        description="How many sources were accepted (succeeded), rejected, and so on."
+    )
+
+
+class ModelCreated(Out):
+    model: ModelRead
+    job: JobRead
+    source: "SourceRead | None" = Field(None, description="The initial weights, if given.")
+
+
+class SourceCreate(In):
+    model: str = Field(pattern=REFERENCE_PATTERN, description="Id or name of a model.")
+    uri: Uri = Field(examples=["file:///data/site-a.safetensors"])
+    name: Text | None = None
+    classes: Classes | None = None
+    sha256: Sha256 | None = None
+
+
+class SourceRead(Out):
+    id: str
+    name: str
+    model: str
+    sha256: str
+    size: int
+    classes: list[str] | None
+    status: JobStatus = Field(description="Of its job.")
+    version: int | None = Field(description="The version it became part of.")
+    stored: bool = Field(description="Whether its bytes are still here.")
+    job: str
+    created_at: datetime
+    links: dict[str, str]
+
+
+class SourceCreated(Out):
+    source: SourceRead | None = Field(description="Null for a dry run.")
+    job: JobRead
+
+
+class VersionRead(Out):
+    number: int
+    sha256: str
+    size: int
+    parent: int | None
+    source: str | None
+    rollback_of: int | None = Field(description="The version that this one equals.")
+    metrics: dict[str, Any]
+    available: bool = Field(description="False: retention deleted the weights.")
+    job: str
+    created_at: datetime
+    links: dict[str, str]
+
+
+class Rollback(In):
+    version: int = Field(ge=1, le=MAX_INT, description="The version to go back to.")
+
+
+class Contribution(Out):
+    sha256: str
+    source: str | None
+    name: str | None
+    share: float = Field(description="Of all parameters.")
+
+
+class ParameterOrigin(Out):
+    name: str
+    size: int
+    shares: dict[str, float] = Field(description="Source sha256 → share of this parameter.")
+
+
+class ProvenanceRead(Out):
+    version: int
+    sources: list[Contribution]
+    parameters: list[ParameterOrigin]
+
+
+class WorkerRead(Out):
+    id: str
+    host: str
+    pid: int
+    device: str
+    memory_bytes: int | None
+    release: str
+    alive: bool
+    busy: bool
+    job: str | None = Field(description="Null too where the job is another owner's.")
+    started_at: datetime
+    seen_at: datetime
+
+
+class Health(Out):
+    status: Literal["ok"] = "ok"
+    version: str
+
+
+class Readiness(Out):
+    status: Literal["ready", "not ready"]
+    checks: dict[str, str] = Field(examples=[{"database": "ok", "blobs": "ok", "workers": "1"}])

@@ -1,0 +1,157 @@
+"""Rows as the contract shows them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from app.schemas import JobRead, ModelRead, SourceRead, TargetRead, VersionRead
+from registry.states import RETRIABLE, TERMINAL
+from registry.tables import Job, Model, Source, Target, Version
+
+
+def show_job(job: Job) -> JobRead:
+    return JobRead(
+        id=job.id,
+        kind=job.kind,
+        status=job.status,
+        stage=job.stage,
+        progress=job.progress,
+        metrics=job.metrics,
+        attempts=job.attempts,
+        failures=job.failures,
+        model=job.model_id,
+        target=job.target_id,
+        source=job.source_id,
+        version=job.version,
+        error=job.error,
+        revision=job.revision,
+        created_at=job.created_at,
+        started_at=job.started_at,
+        finished_at=job.finished_at,
+        links=_job_links(job),
+    )
+
+
+def _job_links(job: Job) -> dict[str, str]:
+    me = f"/jobs/{job.id}"
+    return _present(
+        {
+            "self": me,
+            "events": f"{me}/events",
+            "cancel": None if job.status in TERMINAL else f"{me}/cancel",
+            "retry": f"{me}/retry" if _can_be_retried(job) else None,
+            "report": f"{me}/report" if _has_report(job) else None,
+            "model": f"/models/{job.model_id}/info" if job.model_id else None,
+            "target": f"/targets/{job.target_id}" if job.target_id else None,
+            "source": f"/sources/{job.source_id}" if job.source_id else None,
+            "download": f"/models/{job.model_id}/versions/{job.version}" if job.version else None,
+        }
+    )
+
+
+def _can_be_retried(job: Job) -> bool:
+    return job.status in RETRIABLE and job.kind != "dry_run"
+
+
+def _has_report(job: Job) -> bool:
+    return job.kind in ("fold", "dry_run") and job.status in ("succeeded", "rejected")
+
+
+def show_target(target: Target) -> TargetRead:
+    summary: Mapping[str, Any] = target.summary or {}
+    return TargetRead(
+        id=target.id,
+        name=target.name,
+        status=target.status,
+        uri=target.uri,
+        sha256=target.sha256,
+        size=target.size,
+        classes=summary.get("classes"),
+        counts=summary.get("counts"),
+        images=summary.get("images"),
+        broken=summary.get("broken"),
+        broken_count=summary.get("broken_count"),
+        fingerprint=summary.get("fingerprint"),
+        error=target.error,
+        job=target.job_id,
+        created_at=target.created_at,
+        links={"self": f"/targets/{target.id}", "job": f"/jobs/{target.job_id}"},
+    )
+
+
+def model_fields(model: Model) -> dict[str, Any]:
+    me = f"/models/{model.id}"
+    return {
+        "id": model.id,
+        "name": model.name,
+        "status": model.status,
+        "version": model.version,
+        "architecture": model.architecture,
+        "classes": model.classes,
+        "image_size": model.preprocessing.get("image_size"),
+        "preprocessing": model.preprocessing,
+        "seed": model.merge["seed"],
+        "merge": model.merge,
+        "target": model.target_id,
+        "keep_versions": model.keep_versions,
+        "keep_sources": model.keep_sources,
+        "queue": model.queue,
+        "error": model.error,
+        "job": model.job_id,
+        "created_at": model.created_at,
+        "links": _present(
+            {
+                "self": f"{me}/info",
+                "versions": f"{me}/versions",
+                "sources": f"/sources?model={model.id}",
+                "jobs": f"/jobs?model={model.id}",
+                "target": f"/targets/{model.target_id}",
+                "download": me if model.version else None,
+            }
+        ),
+    }
+
+
+def show_model(model: Model) -> ModelRead:
+    return ModelRead.model_validate(model_fields(model))
+
+
+def show_source(source: Source, job: Job) -> SourceRead:
+    return SourceRead(
+        id=source.id,
+        name=source.name,
+        model=source.model_id,
+        sha256=source.sha256,
+        size=source.size,
+        classes=source.classes,
+        status=job.status,
+        version=job.version,
+        stored=source.stored,
+        job=job.id,
+        created_at=source.created_at,
+        links={
+            "self": f"/sources/{source.id}",
+            "job": f"/jobs/{job.id}",
+            "model": f"/models/{source.model_id}/info",
+        },
+    )
+
+
+def show_version(version: Version) -> VersionRead:
+    me = f"/models/{version.model_id}/versions/{version.number}"
+    return VersionRead(
+        number=version.number,
+        sha256=version.sha256,
+        size=version.size,
+        parent=version.parent,
+        source=version.source_id,
+        rollback_of=version.rollback_of,
+        metrics=version.metrics,
+        available=version.pruned_at is None,
+        job=version.job_id,
+        created_at=version.created_at,
+        links={"self": me, "report": f"{me}/report", "provenance": f"{me}/provenance"},
+    )
+
+
+def _present(links: Mapping[str, str | None]) -> dict[str, str]:
+    return {name: link for name, link in links.items() if link is not None}

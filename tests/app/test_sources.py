@@ -1,0 +1,318 @@
+"""Sources over HTTP: in every form, checked at once, kept once."""
+
+import base64
+import errno
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from registry.blobs import LocalBlobWriter, StorageFull
+from tests.app.world import World, checkpoint, sha256
+
+
+def test_a_form_a_raw_body_and_a_uri_are_the_same_source(
+    make_world: Callable[..., World], tmp_path: Path
+) -> None:
+    content = checkpoint()
+    path = tmp_path / "site-a.safetensors"
+    path.write_bytes(content)
+    world = make_world(data_roots=(tmp_path,))
+    world.ready_model()
+
+    form = world.post_source(content, fields={"name": "site-a", "classes": '["F", "M"]'})
+    raw = world.post_raw(content)
+    uri = world.client.post("/sources", json={"model": "merged", "uri": path.as_uri()})
+
+    assert [answer.status_code for answer in (form, raw, uri)] == [202, 200, 200]
+    assert form.json() == raw.json() == uri.json()
+    source, job = form.json()["source"], form.json()["job"]
+    assert form.headers["location"] == raw.headers["location"] == f"/jobs/{job['id']}"
+    assert (source["sha256"], source["size"]) == (sha256(content), len(content))
+    assert (source["name"], source["classes"]) == ("site-a", ["F", "M"])
+    assert (job["kind"], job["status"], job["source"]) == ("fold", "queued", source["id"])
+    assert world.store.fetch(source["sha256"]).read_bytes() == content
+    assert world.client.get(f"/sources/{source['id']}").json() == source
+
+
+def test_a_fetched_file_is_verified_too(make_world: Callable[..., World], tmp_path: Path) -> None:
+    path = tmp_path / "site-a.safetensors"
+    path.write_bytes(checkpoint())
+    world = make_world(data_roots=(tmp_path,))
+    world.ready_model()
+    body = {"model": "merged", "uri": path.as_uri()}
+    with world.nothing_left():
+        wrong = world.client.post("/sources", json={**body, "sha256": "0" * 64})
+        unknown = world.client.post("/sources", json={**body, "model": "none"})
+    right = world.client.post("/sources", json={**body, "sha256": sha256(checkpoint())})
+    assert (wrong.status_code, wrong.json()["code"]) == (422, "digest_mismatch")
+    assert (unknown.status_code, right.status_code) == (404, 202)
+
+
+def test_the_name_is_the_files_without_folders(world: World) -> None:
+    world.ready_model()
+    answer = world.post_source(filename="../../etc/site-b.safetensors")
+    assert answer.json()["source"]["name"] == "site-b.safetensors"
+
+
+def test_fields_may_come_after_the_file(world: World) -> None:
+    world.ready_model()
+    body, kind = form([("file", checkpoint()), ("model", b"merged"), ("name", b"late")])
+    answer = world.client.post("/sources", content=body, headers={"content-type": kind})
+    assert answer.status_code == 202
+    assert answer.json()["source"]["name"] == "late"
+
+
+def test_another_model_gets_its_own_source_of_the_same_bytes(world: World) -> None:
+    world.ready_model("one")
+    world.ready_model("two")
+    first, second = (world.post_source(model=name).json() for name in ("one", "two"))
+    assert first["source"]["id"] != second["source"]["id"]
+    assert first["source"]["sha256"] == second["source"]["sha256"]
+
+
+@pytest.mark.parametrize("prepared", [True, False])
+def test_every_mismatch_is_named_when_the_manifest_is_known(world: World, prepared: bool) -> None:
+    world.ready_target("faces")
+    world.post_model("merged")
+    if prepared:
+        world.prepare()
+    wrong = checkpoint(stem__weight=(4, 5), head__bias=None, extra=(1,))
+
+    answers = [world.post_source(wrong), world.post_raw(wrong)]
+
+    if not prepared:
+        assert [answer.status_code for answer in answers] == [202, 200]
+        return
+    for answer in answers:
+        problem = answer.json()
+        assert (answer.status_code, problem["code"]) == (422, "checkpoint_mismatch")
+        assert problem["mismatches"] == {
+            "missing": ["head.bias"],
+            "unexpected": ["extra"],
+            "wrong_shape": {"stem.weight": [[4, 3], [4, 5]]},
+            "wrong_dtype": {},
+        }
+
+
+def test_other_classes_need_other_heads(world: World) -> None:
+    world.ready_model()
+    wider = checkpoint(head__weight=(3, 4), head__bias=(3,))
+
+    without = world.post_source(wider)
+    named = world.post_source(wider, fields={"classes": '["F", "M", "X"]'})
+
+    assert without.status_code == 422
+    assert "class names" in without.json()["hint"]
+    assert named.status_code == 202
+
+
+def digest(content: bytes) -> str:
+    return f"sha-256=:{base64.b64encode(hashlib.sha256(content).digest()).decode()}:"
+
+
+@pytest.mark.parametrize("header", ["Repr-Digest", "Content-Digest"])
+def test_a_digest_is_verified(world: World, header: str) -> None:
+    world.ready_model()
+    content = checkpoint()
+    with world.nothing_left():
+        wrong = world.post_raw(content, headers={header: digest(b"other")})
+        broken = world.post_raw(content, headers={header: "sha-256=abc"})
+        not_base64 = world.post_raw(content, headers={header: "sha-256=:a:"})
+    assert (wrong.status_code, wrong.json()["code"]) == (422, "digest_mismatch")
+    assert {broken.status_code, not_base64.status_code} == {422}
+    assert world.post_raw(content, headers={header: digest(content)}).status_code == 202
+
+
+REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
+    "no model": ({"content": checkpoint()}, 422, "invalid_request"),
+    "unknown model": ({"params": {"model": "x"}, "content": checkpoint()}, 404, "not_found"),
+    "odd model": ({"params": {"model": "\0"}, "content": checkpoint()}, 422, "invalid_request"),
+    "nothing": ({"params": {"model": "merged"}}, 422, "invalid_request"),
+    "a pickle": ({"params": {"model": "merged"}, "content": b"\x80\x04" * 99}, 422, "invalid_chec"),
+    "cut off": ({"params": {"model": "merged"}, "content": checkpoint()[:-1]}, 422, "invalid_chec"),
+    "too long": ({"params": {"model": "merged"}, "content": checkpoint() + b"x"}, 422, "invalid_"),
+    "sha256": (
+        {"params": {"model": "merged", "sha256": "0" * 64}, "content": checkpoint()},
+        422,
+        "digest_mismatch",
+    ),
+    "classes": (
+        {"params": {"model": "merged", "classes": "F,M"}, "content": checkpoint()},
+        422,
+        "invalid_request",
+    ),
+    "doubled classes": (
+        {"params": {"model": "merged", "classes": '["F","F"]'}, "content": checkpoint()},
+        422,
+        "invalid_request",
+    ),
+    "number as classes": (
+        {"params": {"model": "merged", "classes": "7"}, "content": checkpoint()},
+        422,
+        "invalid_request",
+    ),
+    "no file": ({"data": {"model": "merged"}, "files": {"f": b"1"}}, 422, "invalid_request"),
+    "a misspelt field": (
+        {"data": {"model": "merged", "naem": "x"}, "files": {"file": checkpoint()}},
+        422,
+        "invalid_request",
+    ),
+    "a uri in a form": (
+        {"data": {"model": "merged", "uri": "file:///x"}, "files": {"file": checkpoint()}},
+        422,
+        "invalid_request",
+    ),
+    "no uri": ({"json": {"model": "merged"}}, 422, "invalid_request"),
+    "uri": ({"json": {"model": "merged", "uri": "file:///etc/passwd"}}, 422, "uri_not_allowed"),
+    "s3": ({"json": {"model": "merged", "uri": "s3://bucket/key"}}, 422, "uri_not_allowed"),
+    "uri is a number": ({"json": {"model": "merged", "uri": 1}}, 422, "invalid_request"),
+    "half a form": (
+        {"content": b"--b\r\nCont", "headers": {"content-type": "multipart/form-data; boundary=b"}},
+        400,
+        "invalid_multipart",
+    ),
+    "dry run of what": (
+        {"params": {"model": "merged", "dry_run": "perhaps"}, "content": checkpoint()},
+        422,
+        "invalid_request",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_uploads_leave_nothing(world: World, case: str) -> None:
+    world.ready_model()
+    request, status, code = REFUSED[case]
+    with world.nothing_left():
+        answer = world.client.post("/sources", **request)
+    assert answer.status_code == status, answer.text
+    assert answer.json()["code"].startswith(code)
+    assert answer.headers["content-type"] == "application/problem+json"
+
+
+def test_two_files_in_a_form_are_refused(world: World) -> None:
+    world.ready_model()
+    body, kind = form([("model", b"merged"), ("file", checkpoint()), ("file", checkpoint(2))])
+    with world.nothing_left():
+        answer = world.client.post("/sources", content=body, headers={"content-type": kind})
+    assert answer.status_code == 422
+
+
+def test_a_model_that_could_not_be_prepared_takes_no_sources(world: World) -> None:
+    world.ready_target("faces")
+    world.post_model("merged")
+    world.fail()
+    with world.nothing_left():
+        answer = world.post_source()
+    assert (answer.status_code, answer.json()["code"]) == (409, "conflict")
+    assert "/retry" in answer.json()["hint"]
+
+
+def test_the_limit_holds_with_and_without_a_length(make_world: Callable[..., World]) -> None:
+    content = checkpoint()
+    world = make_world(max_upload_bytes=len(content))
+    world.ready_model()
+    larger = content + b"x"
+
+    def pieces() -> Iterator[bytes]:
+        yield from (larger[:100], larger[100:])
+
+    with world.nothing_left():
+        answers = [
+            world.post_raw(larger),
+            world.client.post("/targets?name=x", content=pieces()),
+            world.client.post("/targets", data={"name": "x"}, files={"file": larger}),
+            world.client.post("/targets", data={"name": "x"}, files={"file": b"x" * 2**21}),
+        ]
+    for answer in answers:
+        assert (answer.status_code, answer.json()["code"]) == (413, "too_large")
+    # The limit is the file's, not the form's around it.
+    assert world.post_source(content).status_code == 202
+
+
+def test_a_full_disk_is_507_and_leaves_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.ready_model()
+
+    def full(self: LocalBlobWriter, data: bytes) -> None:
+        raise StorageFull("cannot write a blob: No space left on device") from OSError(errno.ENOSPC)
+
+    monkeypatch.setattr(LocalBlobWriter, "write", full)
+    with world.nothing_left():
+        answers = [world.post_source(), world.post_raw(checkpoint()), world.post_target("new")]
+    for answer in answers:
+        assert (answer.status_code, answer.json()["code"]) == (507, "storage_full")
+
+
+def test_a_dry_run_is_a_job_without_a_source(world: World) -> None:
+    world.ready_model()
+
+    answer = world.post_raw(checkpoint(), params={"dry_run": "true"})
+    world.try_out()
+
+    assert answer.status_code == 202
+    assert answer.json()["source"] is None
+    job = world.client.get(answer.headers["location"]).json()
+    assert (job["kind"], job["status"], job["source"]) == ("dry_run", "succeeded", None)
+    assert world.client.get(job["links"]["report"]).json()["schema"] == 1
+    assert world.client.get("/sources").json()["items"] == []
+    assert world.client.get("/models/merged/info").json()["version"] is None
+
+
+def test_a_dry_run_is_checked_like_any_source(world: World) -> None:
+    world.ready_model()
+    with world.nothing_left():
+        answer = world.post_raw(checkpoint(extra=(1,)), params={"dry_run": "true"})
+    assert answer.json()["code"] == "checkpoint_mismatch"
+
+
+def test_lists_are_filtered_and_paged(world: World) -> None:
+    world.ready_model("a")
+    world.ready_model("b")
+    world.fold(1, "a")
+    world.post_source(checkpoint(2), "a", fields={"name": "second"})
+    world.post_source(checkpoint(3), "b", fields={"name": "third"})
+
+    def names(query: str) -> list[str]:
+        return [item["name"] for item in world.client.get(f"/sources?{query}").json()["items"]]
+
+    assert names("") == ["third", "second", "site-a.safetensors"]
+    assert names("model=a") == ["second", "site-a.safetensors"]
+    assert names("status=succeeded") == ["site-a.safetensors"]
+    assert names(f"sha256={sha256(checkpoint(3))}") == ["third"]
+    page = world.client.get("/sources?limit=2").json()
+    assert names(f"limit=2&cursor={page['next_cursor']}") == ["site-a.safetensors"]
+    assert world.client.get("/sources?model=none").status_code == 404
+    assert world.client.get("/sources?sha256=short").status_code == 422
+
+
+def test_what_became_of_a_source_is_told_by_its_job(world: World) -> None:
+    world.ready_model()
+    source = world.post_source().json()["source"]["id"]
+    world.publish()
+    shown = world.client.get(f"/sources/{source}").json()
+    assert (shown["status"], shown["version"], shown["stored"]) == ("succeeded", 1, False)
+
+
+def form(parts: list[tuple[str, bytes]]) -> tuple[bytes, str]:
+    """A form whose parts are in this order."""
+    body = b""
+    for name, value in parts:
+        filename = '; filename="x.safetensors"' if name == "file" else ""
+        head = f'--b\r\nContent-Disposition: form-data; name="{name}"{filename}\r\n\r\n'
+        body += head.encode() + value + b"\r\n"
+    return body + b"--b--\r\n", "multipart/form-data; boundary=b"
+
+
+def test_json_is_told_by_its_type_in_any_case(world: World) -> None:
+    world.ready_model()
+    body = json.dumps({"model": "merged", "uri": "file:///etc/passwd"})
+    answer = world.client.post(
+        "/sources", content=body, headers={"content-type": "Application/JSON; charset=utf-8"}
+    )
+    assert answer.json()["code"] == "uri_not_allowed"

@@ -1,0 +1,76 @@
+"""The service itself: alive, ready, measured, shown; and what its process needs."""
+
+from datetime import timedelta
+from importlib.metadata import version
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from registry.tables import utc_now
+from tests.app.world import World, checkpoint
+
+
+def test_healthz_says_ok_and_which_version(world: World) -> None:
+    answer = world.client.get("/healthz")
+    assert answer.status_code == 200
+    assert answer.json() == {"status": "ok", "version": version("grasp-merge")}
+
+
+def test_readyz_counts_the_workers_that_live(world: World) -> None:
+    world.add_worker()
+    world.add_worker(id="wrk_b", seen_at=utc_now() - timedelta(hours=1))
+    answer = world.client.get("/readyz")
+    assert answer.status_code == 200
+    checks = {"database": "ok", "blobs": "ok", "workers": "1"}
+    assert answer.json() == {"status": "ready", "checks": checks}
+
+
+def test_metrics_are_what_prometheus_reads(world: World) -> None:
+    world.ready_model()
+    world.fold(1)
+    world.post_source(checkpoint(2))
+    world.add_worker("job_x")
+
+    answer = world.client.get("/metrics")
+
+    assert answer.headers["content-type"].startswith("text/plain")
+    samples = {
+        (sample.name, *sorted(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(answer.text)
+        for sample in family.samples
+    }
+    assert samples["grasp_jobs", "fold", "succeeded"] == 1
+    assert samples["grasp_jobs", "fold", "queued"] == 1
+    assert samples["grasp_workers_alive",] == samples["grasp_workers_busy",] == 1
+    assert samples["grasp_targets",] == samples["grasp_models",] == samples["grasp_versions",] == 1
+    assert samples["grasp_oldest_queued_seconds",] >= 0
+
+
+def test_workers_are_listed_filtered_and_paged(world: World) -> None:
+    for name in ("a", "b", "c"):
+        world.add_worker(id=f"wrk_{name}")
+    world.add_worker(id="wrk_d", seen_at=utc_now() - timedelta(hours=1))
+
+    def found(query: str) -> list[str]:
+        return [item["id"] for item in world.client.get(f"/workers?{query}").json()["items"]]
+
+    assert found("") == ["wrk_a", "wrk_b", "wrk_c", "wrk_d"]
+    assert found("alive=true") == ["wrk_a", "wrk_b", "wrk_c"]
+    assert found("alive=false") == ["wrk_d"]
+    page = world.client.get("/workers?limit=3").json()
+    assert found(f"limit=3&cursor={page['next_cursor']}") == ["wrk_d"]
+    assert world.client.get("/workers?limit=4").json()["next_cursor"] is None
+
+
+def test_the_dashboard_is_a_page_without_data(world: World) -> None:
+    world.ready_model("secret-model")
+    world.key("ann", "admin")
+    answer = world.client.get("/")
+    assert answer.headers["content-type"].startswith("text/html")
+    assert "<!doctype html>" in answer.text
+    assert "secret-model" not in answer.text
+
+
+def test_the_documentation_is_there(world: World) -> None:
+    world.key("ann", "admin")
+    assert world.client.get("/docs").status_code == 200
+    assert world.client.get("/openapi.json").json()["info"]["title"] == "GRASP merge service"

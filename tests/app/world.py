@@ -1,0 +1,298 @@
+"""The service from both sides: a client of its HTTP, and a hand that plays the worker."""
+
+import hashlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+from safetensors.numpy import save
+from starlette.testclient import TestClient
+
+from grasp_core.manifest import Manifest, TensorSpec
+from registry import queue
+from registry.blobs import Blob, LocalBlobStore
+from registry.database import Database
+from registry.keys import create_key
+from registry.models import record_preparation
+from registry.queue import Lease
+from registry.settings import Settings
+from registry.tables import Base, Job, Model, Scope, Worker, utc_now
+from registry.targets import record_validation
+from registry.transitions import Failure
+from registry.versions import FoldResult, publish, record_trial, reject
+
+ROOT = Path(__file__).parents[2]
+CLASSES = ("F", "M")
+SHAPES: dict[str, tuple[int, ...]] = {
+    "stem.weight": (4, 3),
+    "head.weight": (2, 4),
+    "head.bias": (2,),
+}
+MANIFEST = Manifest(
+    architecture="tiny",
+    classes=len(CLASSES),
+    tensors={
+        name: TensorSpec(shape=shape, dtype="F32", kind="parameter", head=name.startswith("head"))
+        for name, shape in SHAPES.items()
+    },
+)
+SUMMARY = {
+    "classes": list(CLASSES),
+    "counts": {"train": {"F": 3, "M": 3}},
+    "images": 6,
+    "broken": [],
+    "broken_count": 0,
+    "fingerprint": "0" * 64,
+}
+
+
+def checkpoint(seed: int = 0, **changes: tuple[int, ...] | None) -> bytes:
+    """A safetensors file of the tiny model; `changes` are other shapes, or None to leave out."""
+    shapes = {**SHAPES, **{name.replace("__", "."): shape for name, shape in changes.items()}}
+    rng = np.random.default_rng(seed)
+    return save(
+        {
+            name: rng.standard_normal(shape, dtype=np.float32)
+            for name, shape in shapes.items()
+            if shape is not None
+        }
+    )
+
+
+def large_header(size: int) -> bytes:
+    """The start of a valid safetensors file whose one tensor has `size` bytes."""
+    entry = {"stem.weight": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}
+    header = json.dumps(entry).encode()
+    return len(header).to_bytes(8, "little") + header
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+@dataclass
+class World:
+    """One service with its home; `client` is whoever asks."""
+
+    client: TestClient | httpx.Client
+    settings: Settings
+    database: Database
+
+    @property
+    def app(self) -> Any:
+        assert isinstance(self.client, TestClient)
+        return self.client.app
+
+    @property
+    def store(self) -> LocalBlobStore:
+        return LocalBlobStore(self.settings.blob_folder)
+
+    # What a user does
+
+    def post_target(self, name: str = "faces", **options: Any) -> Any:
+        files = {"file": ("faces.zip", b"PK" + name.encode())}
+        return self._post("/targets", data={"name": name}, files=files, **options)
+
+    def post_model(self, name: str = "merged", target: str = "faces", **options: Any) -> Any:
+        body = {"name": name, "architecture": "tiny", "target": target, **options}
+        return self._post("/models", json=body)
+
+    def post_source(
+        self, content: bytes | None = None, model: str = "merged", **options: Any
+    ) -> Any:
+        """As a form, the fields before the file."""
+        data = {"model": model, **options.pop("fields", {})}
+        files = {"file": (options.pop("filename", "site-a.safetensors"), content or checkpoint())}
+        return self._post("/sources", data=data, files=files, **options)
+
+    def post_raw(self, content: Any, model: str = "merged", **options: Any) -> Any:
+        params = {"model": model, **options.pop("params", {})}
+        return self._post("/sources", content=content, params=params, **options)
+
+    def _post(self, path: str, **options: Any) -> Any:
+        return self.client.post(path, **options)
+
+    # What a worker does
+
+    def claim(self) -> Lease:
+        with self.database.write() as session:
+            lease = queue.claim(session, "wrk_a", utc_now(), lease_seconds=60, max_attempts=3)
+        assert lease is not None
+        return lease
+
+    def validate(self) -> None:
+        lease = self.claim()
+        with self.database.write() as session:
+            record_validation(session, lease, SUMMARY, utc_now())
+
+    def prepare(self) -> None:
+        lease = self.claim()
+        with self.database.write() as session:
+            manifest = MANIFEST.model_dump(mode="json")
+            record_preparation(session, lease, CLASSES, manifest, utc_now())
+
+    def progress(self, lease: Lease, stage: str, share: float, **metrics: float) -> None:
+        with self.database.write() as session:
+            queue.record_progress(session, lease, stage, share, metrics)
+
+    def publish(self, lease: Lease | None = None, weights: bytes | None = None) -> int:
+        lease = lease or self.claim()
+        with self.database.read() as session:
+            base = session.get_one(Model, lease.queue_id).version
+            source = session.get_one(Job, lease.job_id).source_id
+        with self.store.create() as writer:
+            writer.write(weights or checkpoint(1000 + (base or 0)))
+            blob = writer.commit()
+        result = FoldResult(base, report(source or "?"), {"accuracy": 0.9}, blob)
+        with self.database.write() as session:
+            return publish(session, lease, result, utc_now())
+
+    def reject(self, lease: Lease | None = None) -> None:
+        lease = lease or self.claim()
+        with self.database.write() as session:
+            base = session.get_one(Model, lease.queue_id).version
+            result = FoldResult(base, report("?"), {"accuracy": 0.1}, None, "accuracy fell")
+            reject(session, lease, result, utc_now())
+
+    def try_out(self) -> None:
+        result = FoldResult(None, report("?"), {"accuracy": 0.5}, Blob("0" * 64, 1))
+        lease = self.claim()
+        with self.database.write() as session:
+            record_trial(session, lease, result, utc_now())
+
+    def fail(self, lease: Lease | None = None, *, attempts: int = 1) -> None:
+        failure = Failure("out_of_memory", "it did not fit", hint="a smaller batch")
+        with self.database.write() as session:
+            queue.fail(session, lease or self.claim(), failure, utc_now(), max_attempts=attempts)
+
+    def add_worker(self, job_id: str | None = None, **fields: Any) -> Worker:
+        values = {"id": "wrk_a", "host": "h", "pid": 1, "device": "cpu", "release": "0"} | fields
+        with self.database.write() as session:
+            worker = Worker(job_id=job_id, memory_bytes=None, **values)
+            session.add(worker)
+        return worker
+
+    # Both together
+
+    def ready_target(self, name: str = "faces") -> str:
+        created = self.post_target(name)
+        assert created.status_code == 202, created.text
+        self.validate()
+        return str(created.json()["target"]["id"])
+
+    def ready_model(self, name: str = "merged", target: str = "faces", **options: Any) -> str:
+        if self.client.get(f"/targets/{target}").status_code == 404:
+            self.ready_target(target)
+        created = self.post_model(name, target, **options)
+        assert created.status_code == 201, created.text
+        self.prepare()
+        return str(created.json()["model"]["id"])
+
+    def fold(self, seed: int, model: str = "merged", weights: bytes | None = None) -> int:
+        assert self.post_source(checkpoint(seed), model).status_code == 202
+        return self.publish(weights=weights)
+
+    # Looking
+
+    def key(self, owner: str, scope: Scope, **options: Any) -> dict[str, str]:
+        """The header of a new key."""
+        with self.database.write() as session:
+            _, secret = create_key(session, owner, scope, **options)
+        return {"Authorization": f"Bearer {secret}"}
+
+    def rows(self) -> dict[str, list[tuple[Any, ...]]]:
+        with self.database.read() as session:
+            return {
+                table.name: sorted(map(tuple, session.execute(table.select())), key=repr)
+                for table in Base.metadata.sorted_tables
+            }
+
+    def files(self) -> set[str]:
+        """All that lies in the blob store, half-written things included."""
+        root = self.settings.blob_folder
+        found = {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
+        return found - {"lock"}
+
+    @contextmanager
+    def nothing_left(self) -> Iterator[None]:
+        """What happens inside leaves neither a file nor a row."""
+        files, rows = self.files(), self.rows()
+        yield
+        assert self.files() == files
+        assert self.rows() == rows
+
+
+def report(source: str) -> str:
+    shares = {name: {sha256(b"one"): 0.75, sha256(b"two"): 0.25} for name in SHAPES}
+    parameters = [{"name": name, "size": int(np.prod(shape))} for name, shape in SHAPES.items()]
+    return json.dumps(
+        {
+            "schema": 1,
+            "source": source,
+            "parameters": parameters,
+            "provenance": {"shares": shares},
+        }
+    )
+
+
+class Server:
+    """A live server in a process of its own."""
+
+    def __init__(self, home: Path, **variables: str) -> None:
+        # Warnings are errors in the tests; a server of its own is to be what users run.
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("GRASP_")}
+        environment |= {"GRASP_HOME": str(home), "PYTHONPATH": str(ROOT), **variables}
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.port = listener.getsockname()[1]
+        command = [sys.executable, "-m", "uvicorn", "app.main:app", "--fd", str(listener.fileno())]
+        self.log = home.parent / "server.log"
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*command, "--no-access-log"],
+                env=environment,
+                cwd=home.parent,
+                pass_fds=[listener.fileno()],
+                stderr=log,
+                stdout=log,
+            )
+        listener.close()  # the server has its own
+        self.url = f"http://127.0.0.1:{self.port}"
+        try:
+            wait_until(self._answers)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _answers(self) -> bool:
+        assert self.process.poll() is None, self.log.read_text()
+        try:
+            return httpx.get(f"{self.url}/healthz", timeout=30).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+        self.process.wait(30)
+
+    def logged(self, **fields: Any) -> list[Mapping[str, Any]]:
+        """The lines of the log that have these fields."""
+        lines = [line for line in self.log.read_text().splitlines() if line.startswith("{")]
+        return [entry for entry in map(json.loads, lines) if fields.items() <= entry.items()]
+
+
+def wait_until(holds: Any, seconds: float = 30.0) -> None:
+    until = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < until, "it did not come true"
+        time.sleep(0.02)
