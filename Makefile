@@ -32,29 +32,41 @@ lint: $(READY) ## Formatting, ruff, mypy --strict, the rooms' import contracts, 
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
-	@! grep -nE '://|^ *--(index|extra|find)' requirements.lock \
-		|| { echo "requirements.lock names a host or a path; see docs/adr/0003"; exit 1; }
+	@! grep -nE '://|^ *--(index|extra|find)' $(LOCKS) \
+		|| { echo "a lock names a host or a path; see docs/adr/0003"; exit 1; }
 
 .PHONY: test
 test: $(READY) ## Tests, with the coverage of grasp_core (JOBS=2 processes)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --cov=grasp_core --cov-fail-under=$(CORE_COVERAGE)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadfile --ignore=tests/proofs --cov=grasp_core --cov-fail-under=$(CORE_COVERAGE)
+
+.PHONY: prove
+prove: $(READY) ## Storms of faults on PostgreSQL, Redis and S3 (GRASP_LONG=1: for half an hour)
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/proofs
 
 .PHONY: bench
-bench: $(READY) ## Measure a fold's memory and speed (DATA=path for your own images)
+bench: $(READY) ## Measure folds, downloads and the API's start (DATA=path for your own images)
 	@set -e; for script in bench/fold_memory.py bench/fold_speed.py; do \
-		echo "== $$script"; $(BIN)/python $$script $(if $(DATA),--data "$(DATA)"); done
+		echo "== $$script"; $(BIN)/python $$script $(if $(DATA),--data "$(DATA)"); done; \
+	for script in bench/download_speed.py bench/api_start.py; do \
+		echo "== $$script"; $(BIN)/python $$script; done
 
 .PHONY: format
 format: $(READY) ## Format the code and repair what ruff can repair
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
+# requirements.lock is everything; the images of the Dockerfile get the parts of it that they need.
+API_LOCK := requirements-api.lock
+WORKER_LOCK := deploy/requirements-worker.lock
+LOCKS := requirements.lock $(API_LOCK) $(WORKER_LOCK)
+COMPILE = $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes \
+	--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" --quiet
+
 .PHONY: lock
-lock: | $(BIN)/uv ## Write requirements.lock anew from pyproject.toml (UPGRADE=1: newest versions)
-	$(BIN)/uv pip compile pyproject.toml --extra worker --group dev --universal \
-		--python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links \
-		$(if $(UPGRADE),--upgrade) --custom-compile-command "make lock" \
-		--quiet --output-file requirements.lock
+lock: | $(BIN)/uv ## Write the locks anew from pyproject.toml (UPGRADE=1: newest versions)
+	$(COMPILE) --extra worker --group dev $(if $(UPGRADE),--upgrade) --output-file requirements.lock
+	$(COMPILE) --constraints requirements.lock --output-file $(API_LOCK)
+	$(COMPILE) --extra worker --constraints requirements.lock --output-file $(WORKER_LOCK)
 
 .PHONY: clean
 clean: ## Remove the environment, caches and build results (never .grasp, which holds data)
@@ -63,7 +75,7 @@ clean: ## Remove the environment, caches and build results (never .grasp, which 
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): pyproject.toml requirements.lock | $(BIN)/uv
-	$(BIN)/uv pip sync --quiet --python $(BIN)/python --require-hashes requirements.lock
+	$(BIN)/uv pip sync --quiet --compile-bytecode --python $(BIN)/python --require-hashes requirements.lock
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	@touch $@
 

@@ -1,27 +1,34 @@
+from datetime import timedelta
 from importlib.metadata import entry_points, version
-from typing import Any
 
 import pytest
-import uvicorn
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
+import app.serve
+import worker.main
 from grasp_client.cli import cli, main
+from registry.database import Database
+from registry.keys import authenticate, list_keys
+from registry.settings import Settings
+from registry.tables import ApiKey, utc_now
 
 pytestmark = pytest.mark.usefixtures("no_settings")
 
-Started = list[tuple[str, dict[str, Any]]]
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, arguments)
 
 
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> Started:
-    """What uvicorn was asked to run, instead of running it."""
-    calls: Started = []
-    monkeypatch.setattr(uvicorn, "run", lambda app, **options: calls.append((app, options)))
-    return calls
+def stored_keys() -> list[ApiKey]:
+    database = Database(Settings().database)
+    with database.read() as session:
+        keys = list_keys(session)
+    database.close()
+    return keys
 
 
 def test_version() -> None:
-    result = CliRunner().invoke(cli, ["version"])
+    result = invoke("version")
 
     assert result.exit_code == 0
     assert result.stdout.strip() == version("grasp-merge")
@@ -33,39 +40,96 @@ def test_script_is_installed() -> None:
     assert script.load() is main
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1", "localhost"])
-def test_serve_listens_on_loopback(
-    host: str, started: Started, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("GRASP_HOST", host)
+def test_serve_hands_the_settings_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRASP_PORT", "8123")
+    served: list[Settings] = []
+    monkeypatch.setattr(app.serve, "serve", served.append)
 
-    result = CliRunner().invoke(cli, ["serve"])
+    result = invoke("serve")
 
     assert result.exit_code == 0
-    assert started == [("app.main:app", {"host": host, "port": 8123})]
+    assert [settings.port for settings in served] == [8123]
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.7", "example.org", "localhost.evil"])
-def test_serve_refuses_any_other_address(
-    host: str, started: Started, monkeypatch: pytest.MonkeyPatch
+def test_serve_refuses_any_address_but_loopback_without_keys(
+    host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GRASP_HOST", host)
 
-    result = CliRunner().invoke(cli, ["serve"])
+    result = invoke("serve")
 
     assert result.exit_code == 2
     assert f"refusing to listen on {host}" in result.stderr
-    assert started == []
+    assert "grasp admin keys create" in result.stderr
 
 
-def test_serve_names_the_setting_that_is_wrong(
-    started: Started, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("command", ["serve", "worker"])
+def test_the_setting_that_is_wrong_is_named(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRASP_PORT", "http")
 
-    result = CliRunner().invoke(cli, ["serve"])
+    result = invoke(command)
 
     assert result.exit_code == 2
     assert "GRASP_PORT: " in result.stderr
-    assert started == []
+
+
+def test_a_key_is_shown_once_and_stored_hashed() -> None:
+    result = invoke("admin", "keys", "create", "--owner", "ada", "--scope", "write")
+
+    assert result.exit_code == 0
+    secret = result.stdout.strip()
+    [key] = stored_keys()
+    assert (key.owner, key.scope, key.expires_at) == ("ada", "write", None)
+    assert secret not in invoke("admin", "keys", "list").stdout
+    database = Database(Settings().database)
+    with database.read() as session:
+        found = authenticate(session, secret, utc_now())
+    database.close()
+    assert found is not None
+    assert found[0].owner == "ada"
+
+
+def test_a_key_can_expire() -> None:
+    invoke("admin", "keys", "create", "--owner", "ada", "--scope", "read", "--expires", "7")
+
+    [key] = stored_keys()
+    assert key.expires_at is not None
+    assert timedelta(days=6) < key.expires_at - utc_now() <= timedelta(days=7)
+
+
+def test_a_key_can_be_revoked_once() -> None:
+    invoke("admin", "keys", "create", "--owner", "ada", "--scope", "read")
+    [key] = stored_keys()
+
+    first = invoke("admin", "keys", "revoke", key.id)
+    second = invoke("admin", "keys", "revoke", key.id)
+
+    assert first.exit_code == 0
+    assert second.exit_code == 2
+    assert key.id in second.stderr
+    assert "revoked" in invoke("admin", "keys", "list").stdout
+
+
+def test_an_unknown_scope_is_refused() -> None:
+    result = invoke("admin", "keys", "create", "--owner", "ada", "--scope", "root")
+
+    assert result.exit_code == 2
+    assert not Settings().home.exists()
+
+
+def test_migrate_makes_the_database() -> None:
+    assert invoke("admin", "migrate").exit_code == 0
+    assert stored_keys() == []
+
+
+def test_a_worker_per_device_is_kept_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[list[dict[str, str]]] = []
+    monkeypatch.setattr(worker.main, "run_many", kept.append)
+
+    assert invoke("worker", "--devices", "0,1").exit_code == 0
+    assert invoke("worker", "--devices", "cpu", "--concurrency", "2").exit_code == 0
+
+    assert [len(environments) for environments in kept] == [2, 2]
+    assert kept[0][1] == {"CUDA_VISIBLE_DEVICES": "1"}
+    assert kept[1][0]["GRASP_DEVICE"] == "cpu"

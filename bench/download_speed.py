@@ -1,0 +1,176 @@
+"""Speed of downloads: app.downloads.send_file beside Starlette's FileResponse.
+
+    python bench/download_speed.py [--size MIB] [--turns N]
+
+Each has a uvicorn of its own (uvloop, httptools), and both send the same file, in turns, to a
+client that reads from a plain socket and keeps nothing. The file is in the page cache, so this is
+the cost of sending, not of the disk. Processor time and peak memory are the servers'.
+
+A third server verifies the file first, as the API does: its first download reads it twice, and the
+later ones recognise it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import Route
+
+from app.downloads import send_file
+from registry.integrity import Verifier
+
+LIMIT = 0.5  # seconds of send_file / seconds of FileResponse: at least twice as fast
+FILE = "GRASP_BENCH_FILE"
+MIB = 2**20
+
+
+def application() -> Starlette:
+    """What the servers run: the same file, sent in two ways."""
+    path = Path(os.environ[FILE])
+    digest = hashlib.sha256().hexdigest()  # of nothing: two send the file without looking at it
+    verifier = Verifier()
+
+    async def theirs(_: Request) -> Response:
+        return FileResponse(path, filename="file.bin")
+
+    async def ours(request: Request) -> Response:
+        return send_file(request, path, sha256=digest, filename="file.bin")
+
+    def verified(request: Request) -> Response:  # in a thread, as the API's
+        verifier.check(path, path.name)
+        return send_file(request, path, sha256=path.name, filename="file.bin")
+
+    routes = {"FileResponse": theirs, "send_file": ours, "verified": verified}
+    return Starlette(routes=[Route(f"/{name}", route) for name, route in routes.items()])
+
+
+@dataclass
+class Server:
+    """A uvicorn process that is asked for one of the three, and what that took."""
+
+    name: str
+    port: int
+    process: int
+    seconds: list[float] = field(default_factory=list)
+    processor_seconds: list[float] = field(default_factory=list)
+
+    def download(self, size: int) -> None:
+        before, begin = self._processor_seconds(), time.perf_counter()
+        received = fetch(self.port, f"/{self.name}")
+        self.seconds.append(time.perf_counter() - begin)
+        self.processor_seconds.append(self._processor_seconds() - before)
+        assert received > size, f"{self.name} sent {received} bytes of {size}"
+
+    def peak_mib(self) -> float:
+        status = Path(f"/proc/{self.process}/status").read_text()
+        return int(status.partition("VmHWM:")[2].split()[0]) / 1024
+
+    def _processor_seconds(self) -> float:
+        fields = Path(f"/proc/{self.process}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # user + system
+
+    def row(self, size: int) -> tuple[str, ...]:
+        speeds = [size / 1e6 / seconds for seconds in self.seconds]
+        per_gb = sum(self.processor_seconds) / len(self.processor_seconds) / size * 1e9
+        numbers = (median(speeds), min(speeds), max(speeds))
+        figures = (f"{number:.0f}" for number in numbers)
+        return (self.name, *figures, f"{per_gb:.2f}", f"{self.peak_mib():.0f}")
+
+
+def fetch(port: int, path: str) -> int:
+    """The number of bytes of the whole answer, headers included."""
+    buffer, received = bytearray(MIB), 0
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: b\r\nConnection: close\r\n\r\n".encode())
+        while count := connection.recv_into(buffer):
+            received += count
+    return received
+
+
+@contextmanager
+def serving(name: str, file: Path) -> Iterator[Server]:
+    """A server that listens already: it inherits the socket."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        command = [sys.executable, "-m", "uvicorn", "--factory", "bench.download_speed:application"]
+        command += ["--fd", str(listening.fileno()), "--loop", "uvloop", "--http", "httptools"]
+        command += ["--log-level", "warning", "--lifespan", "off"]
+        process = subprocess.Popen(
+            command, pass_fds=[listening.fileno()], env={**os.environ, FILE: str(file)}
+        )
+        try:
+            yield Server(name, listening.getsockname()[1], process.pid)
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def measure(size: int, turns: int) -> list[Server]:
+    with TemporaryDirectory(prefix="grasp-bench-") as folder, ExitStack() as stack:
+        file = write_file(Path(folder), size)
+        names = ("FileResponse", "send_file", "verified")
+        servers = [stack.enter_context(serving(name, file)) for name in names]
+        for server in servers:  # warm up, also the page cache
+            begin = time.perf_counter()
+            fetch(server.port, f"/{server.name}")
+            first = time.perf_counter() - begin
+        for _ in range(turns):
+            for server in servers:
+                server.download(size)
+        report(servers, size)
+        print(f"\nthe first download, with the verification: {first:.2f} s")
+    return servers
+
+
+def write_file(folder: Path, size: int) -> Path:
+    """Named by its sha256, and not new: a new file is verified again and again."""
+    file, digest = folder / "file.bin", hashlib.sha256()
+    with file.open("wb") as out:
+        for _ in range(size // MIB):
+            chunk = os.urandom(MIB)
+            digest.update(chunk)
+            out.write(chunk)
+    os.utime(file, (0, 0))
+    return file.rename(folder / digest.hexdigest())
+
+
+def report(servers: list[Server], size: int) -> None:
+    from bench.common import print_table
+
+    print_table(
+        f"Downloads of {size // MIB} MiB, {len(servers[0].seconds)} turns",
+        ("", "MB/s", "slowest", "fastest", "processor s/GB", "peak MiB"),
+        [server.row(size) for server in servers],
+    )
+
+
+def main() -> int:
+    # Here, because the servers import this module too, and their memory is measured without torch.
+    from bench.common import Promise, settle
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--size", type=int, default=256, help="MiB (default 256)")
+    parser.add_argument("--turns", type=int, default=9, help="turns that count (default 9)")
+    args = parser.parse_args()
+    theirs, ours, _ = measure(args.size * MIB, args.turns)
+    ratio = median(ours.seconds) / median(theirs.seconds)
+    print(f"\nsend_file is {1 / ratio:.1f} times as fast as FileResponse")
+    return settle([Promise("seconds of send_file / FileResponse", LIMIT, ratio)])
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,154 @@
+"""The commands that run the service, beside its database; each imports what it needs."""
+
+from datetime import timedelta
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+from pydantic import ValidationError
+
+if TYPE_CHECKING:
+    from registry.database import Database
+    from registry.settings import Settings
+
+admin = typer.Typer(help="Look after the service.", no_args_is_help=True)
+keys = typer.Typer(help="API keys.", no_args_is_help=True)
+admin.add_typer(keys, name="keys")
+
+
+class ScopeName(StrEnum):
+    read = "read"
+    write = "write"
+    admin = "admin"
+
+
+def serve() -> None:
+    """Run the API and its workers; GRASP_HOST and GRASP_PORT say where."""
+    from app.serve import Refused
+    from app.serve import serve as run
+
+    try:
+        run(read_settings())
+    except Refused as refusal:
+        fail(str(refusal))
+
+
+def worker(
+    devices: Annotated[
+        str | None,
+        typer.Option(help="auto: a worker per visible GPU; or a list such as 0,1; or cpu."),
+    ] = None,
+    concurrency: Annotated[int, typer.Option(help="Workers per device.", min=1)] = 1,
+) -> None:
+    """Run a worker on this machine; with --devices one for each, kept running."""
+    from worker.devices import share_out
+    from worker.main import main, run_many
+
+    settings = read_settings()
+    if devices is None and concurrency == 1:
+        main()
+    else:
+        run_many(share_out(devices or "auto", concurrency, settings))
+
+
+@admin.command()
+def migrate() -> None:
+    """Bring the database up to date: once before every upgrade, where it is a server."""
+    open_database().migrate()
+
+
+@keys.command("create")
+def create_key(
+    owner: Annotated[str, typer.Option(help="Whose things the key opens.")],
+    scope: Annotated[ScopeName, typer.Option(help="What may be done with it.")],
+    expires: Annotated[
+        int | None, typer.Option(help="Days until it expires; without, never.", min=1)
+    ] = None,
+) -> None:
+    """Make a key and show it: this once, it is stored as a hash."""
+    from registry.keys import create_key as create
+    from registry.tables import utc_now
+
+    until = utc_now() + timedelta(days=expires) if expires else None
+    with open_database().write() as session:
+        key, secret = create(session, owner, scope.value, until)
+        typer.echo(f"{key.id} for {key.owner}, scope {key.scope}", err=True)
+    typer.echo(secret)
+
+
+@keys.command("list")
+def list_keys() -> None:
+    """Show all keys, without their secrets."""
+    from registry.keys import list_keys as listed
+
+    with open_database().read() as session:
+        for key in listed(session):
+            state = "revoked" if key.revoked_at else "valid"
+            used = f"{key.last_used_at:%Y-%m-%d %H:%M}" if key.last_used_at else "never"
+            until = f"{key.expires_at:%Y-%m-%d}" if key.expires_at else "never"
+            typer.echo(
+                f"{key.id}  {key.owner}  {key.scope}  {state}  expires {until}  last used {used}"
+            )
+
+
+@keys.command("revoke")
+def revoke_key(key: Annotated[str, typer.Argument(help="Its id, key_…")]) -> None:
+    """Make a key useless at once."""
+    from registry.errors import NotFound
+    from registry.keys import revoke_key as revoke
+    from registry.tables import utc_now
+
+    try:
+        with open_database().write() as session:
+            revoke(session, key, utc_now())
+    except NotFound as error:
+        fail(str(error))
+    typer.echo(f"{key} is revoked", err=True)
+
+
+@admin.command("scrub")
+def scrub_blobs() -> None:
+    """Read every stored blob and name those that are damaged or missing; 1 if there are any."""
+    from registry.blobs import StorageError
+    from registry.scrub import scrub
+    from registry.storage import open_store
+
+    database = open_database()
+    bad = 0
+    try:
+        for report in scrub(database, open_store(read_settings())):
+            if report.problem:
+                bad += 1
+                typer.echo(f"{report.problem} {report.sha256} {', '.join(report.uses)}".rstrip())
+            typer.echo(f"\r{report.number} of {report.total} blobs", err=True, nl=False)
+    except StorageError as error:
+        fail(str(error))
+    finally:
+        database.close()
+    typer.echo(f"\n{bad} damaged or missing" if bad else "\nall are as they should be", err=True)
+    raise typer.Exit(1 if bad else 0)
+
+
+def open_database() -> "Database":
+    from registry.database import Database
+
+    settings = read_settings()
+    database = Database(settings.database)
+    if settings.embedded:
+        database.migrate()
+    return database
+
+
+def read_settings() -> "Settings":
+    from registry.settings import Settings
+
+    try:
+        return Settings()
+    except ValidationError as error:
+        problems = [f"GRASP_{e['loc'][0]!s}".upper() + f": {e['msg']}" for e in error.errors()]
+        fail("\n".join(problems))
+
+
+def fail(message: str) -> NoReturn:
+    typer.echo(f"grasp: {message}", err=True)
+    raise typer.Exit(2)

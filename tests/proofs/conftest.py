@@ -1,0 +1,70 @@
+"""Real servers, started by the tests themselves: PostgreSQL, Redis, and one that speaks S3."""
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.buckets import Bucket, serving_s3
+from tests.proofs.cluster import Cluster
+from tests.proofs.servers import Postgres, Redis
+
+LONG = bool(os.environ.get("GRASP_LONG"))  # read before settings are hidden from the tests
+LOOK_S = 1.0  # so that what a lost ring left is found within a test
+_numbers = itertools.count()
+
+MakeCluster = Callable[..., Cluster]
+
+
+@pytest.fixture(scope="session")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
+    server = Postgres(tmp_path_factory.mktemp("postgres"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def database_url(postgres: Postgres) -> str:
+    return postgres.make_database(f"proof{next(_numbers)}")
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[Redis]:
+    server = Redis(tmp_path)
+    server.start()
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[str]:
+    with serving_s3() as endpoint:
+        yield endpoint
+
+
+@pytest.fixture
+def bucket(s3: str) -> dict[str, Any]:
+    """Settings that keep the blobs in a bucket of their own."""
+    bucket = Bucket.make(s3)
+    return {"blob_url": f"s3://{bucket.name}/blobs", "blob_endpoint": s3}
+
+
+@pytest.fixture
+def make_cluster(
+    no_settings: None,
+    tmp_path: Path,
+    database_url: str,
+    redis: Redis,
+    monkeypatch: pytest.MonkeyPatch,
+) -> MakeCluster:
+    """Of this test's database and broker."""
+    monkeypatch.setenv("PROOF_LOOK_S", str(LOOK_S))
+
+    def make(**options: Any) -> Cluster:
+        servers = {"database_url": database_url, "broker_url": redis.url}
+        return Cluster(tmp_path / f"cluster{next(_numbers)}", **servers | options)
+
+    return make

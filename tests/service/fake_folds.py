@@ -1,0 +1,181 @@
+"""Folds without torch: what a checkpoint says in its header is what its fold does.
+
+Everything around them is real: the plan, the files, the child process, the result types. What a
+fold writes is a hash of what it was given, so a chain of versions tells in which order, and into
+what, each source was folded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from grasp_core.config import Preprocessing
+from grasp_core.errors import CheckpointError, TargetError
+from grasp_core.files import atomic_write
+from grasp_core.manifest import Manifest, TensorSpec
+from worker.tasks import (
+    Folded,
+    FoldSource,
+    Prepared,
+    PrepareModel,
+    Report,
+    TargetSummary,
+    Task,
+    ValidateTarget,
+)
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
+
+    from registry.blobs import BlobStore
+    from registry.queue import Lease
+    from registry.settings import Settings
+
+CLASSES = ("cat", "dog")
+BAD_TARGET = b"no images in here"
+BAD_ARCHITECTURE = "unbuildable"
+TICK_S = 0.02
+MANIFEST = Manifest(
+    architecture="fake",
+    classes=len(CLASSES),
+    tensors={"digest": TensorSpec(shape=(32,), dtype="U8", kind="buffer")},
+)
+
+
+def checkpoint(label: str, *deeds: str, ticks: int = 3) -> bytes:
+    """A source. Its fold's first attempt does the first of `deeds`, and so on; then all is well."""
+    metadata = {"deeds": ",".join(deeds), "ticks": str(ticks)}
+    return safetensors(hashlib.sha256(label.encode()).digest(), metadata)
+
+
+def safetensors(digest: bytes, metadata: dict[str, str] | None = None) -> bytes:
+    header: dict[str, Any] = {"digest": {"dtype": "U8", "shape": [32], "data_offsets": [0, 32]}}
+    if metadata:
+        header["__metadata__"] = metadata
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + digest
+
+
+def read_metadata(data: bytes) -> dict[str, str]:
+    size = int.from_bytes(data[:8], "little")
+    metadata: dict[str, str] = json.loads(data[8 : 8 + size]).get("__metadata__", {})
+    return metadata
+
+
+def merge(merged: bytes | None, source: bytes, version: int) -> bytes:
+    """What folding `source` into `merged` must give."""
+    parts = (hashlib.sha256(part).digest() for part in (merged or b"", source))
+    return safetensors(hashlib.sha256(b"".join(parts) + str(version).encode()).digest())
+
+
+def chain(sources: Iterable[bytes]) -> list[str]:
+    """The sha256 of each version, if these sources are folded in this order, each once."""
+    merged, hashes = None, []
+    for version, source in enumerate(sources, start=1):
+        merged = merge(merged, source, version)
+        hashes.append(hashlib.sha256(merged).hexdigest())
+    return hashes
+
+
+def fake_plan(session: Session, lease: Lease, settings: Settings, store: BlobStore) -> Task:
+    """The real plan, with a fake task for each real one."""
+    from worker.plan import plan  # children import this module too, and start quicker without
+
+    task = plan(session, lease, settings, store)
+    given = {field.name: getattr(task, field.name) for field in fields(task)}  # type: ignore[arg-type]
+    return FAKES[type(task)](**given)
+
+
+@dataclass(frozen=True)
+class FakeValidation(ValidateTarget):
+    def run(self, report: Report) -> TargetSummary:
+        report("hash", 0.0, {})
+        if self.path.read_bytes() == BAD_TARGET:
+            raise TargetError("the target has no images", hint="add some")
+        counts = {split: dict.fromkeys(CLASSES, 5) for split in ("train", "val", "test")}
+        return TargetSummary(CLASSES, "f" * 64, counts, (), 0, 30)
+
+
+@dataclass(frozen=True)
+class FakePreparation(PrepareModel):
+    def run(self, report: Report) -> Prepared:
+        report("build", 0.0, {})
+        if self.architecture == BAD_ARCHITECTURE:
+            raise CheckpointError("there is no such architecture", hint="choose another")
+        size = Preprocessing(image_size=64, resize=64, interpolation="bilinear")
+        return Prepared(self.classes or self.target_classes, MANIFEST, size)
+
+
+@dataclass(frozen=True)
+class FakeFold(FoldSource):
+    def run(self, report: Report) -> Folded:
+        source = self.source.read_bytes()
+        metadata = read_metadata(source)
+        deeds = [deed for deed in metadata["deeds"].split(",") if deed]
+        begun = self._begun()
+        deed = deeds[begun] if begun < len(deeds) else None
+        ticks = int(metadata["ticks"])
+        for tick in range(ticks):
+            stage = "align" if tick < ticks / 2 else "refine"
+            report(stage, tick / ticks, {"pid": os.getpid()})
+            time.sleep(TICK_S)
+            if tick == ticks // 2 and deed is not None:
+                self._do(deed)
+        return self._write(merge(self._merged(), source, self.version), begun)
+
+    def _begun(self) -> int:
+        """How many attempts were begun before: the work folder goes from one to the next."""
+        self.work_dir.mkdir(parents=True, exist_ok=True)
+        note = self.work_dir / "begun"
+        begun = int(note.read_text()) if note.exists() else 0
+        with atomic_write(note) as file:
+            file.write(str(begun + 1).encode())
+        return begun
+
+    def _do(self, deed: str) -> None:
+        match deed:
+            case "raise":
+                raise ValueError("something unforeseen")
+            case "refuse":
+                raise CheckpointError("this checkpoint is no good", hint="train it again")
+            case "exit":
+                os._exit(7)
+            case "die":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "slay":
+                os.kill(os.getppid(), signal.SIGKILL)
+            case "eat":
+                hoard = [bytearray(2**24) for _ in range(2**10)]
+                raise AssertionError(f"{len(hoard)} blocks of memory, and no end")
+
+    def _merged(self) -> bytes | None:
+        return None if self.merged is None else self.merged.read_bytes()
+
+    def _write(self, merged: bytes, begun: int) -> Folded:
+        with atomic_write(self.output) as file:
+            file.write(merged)
+        accuracies = {"val": {"accuracy": 0.5}, "test": {"accuracy": 0.5}}
+        return Folded(
+            report=json.dumps({"schema": 1, "outcome": "accepted", "begun_before": begun}),
+            outcome="accepted",
+            reason=None,
+            sha256=hashlib.sha256(merged).hexdigest(),
+            size=len(merged),
+            metrics={"before": None, "after": accuracies},
+            transferred_share=0.5,
+        )
+
+
+FAKES: dict[type, type[FakeValidation | FakePreparation | FakeFold]] = {
+    ValidateTarget: FakeValidation,
+    PrepareModel: FakePreparation,
+    FoldSource: FakeFold,
+}
