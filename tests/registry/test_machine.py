@@ -217,7 +217,7 @@ class Machine(RuleBasedStateMachine):
 
     def act(self, lease: Lease, action: str) -> None:
         queue = self.plain.queues[lease.queue_id]
-        stale = action == "publish" and queue.base != queue.head
+        stale = action in ("publish", "reject") and queue.base != queue.head
         if not self.plain.holds(lease) or stale:
             with pytest.raises(LeaseLost):
                 self.really(lease, action, queue)
