@@ -64,9 +64,9 @@ COMPILE = $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11
 
 .PHONY: lock
 lock: | $(BIN)/uv ## Write the locks anew from pyproject.toml (UPGRADE=1: newest versions)
-	$(COMPILE) --extra worker --group dev $(if $(UPGRADE),--upgrade) --output-file requirements.lock
-	$(COMPILE) --constraints requirements.lock --output-file $(API_LOCK)
-	$(COMPILE) --extra worker --constraints requirements.lock --output-file $(WORKER_LOCK)
+	$(COMPILE) --extra worker --extra tracing --group dev $(if $(UPGRADE),--upgrade) --output-file requirements.lock
+	$(COMPILE) --extra tracing --constraints requirements.lock --output-file $(API_LOCK)
+	$(COMPILE) --extra worker --extra tracing --constraints requirements.lock --output-file $(WORKER_LOCK)
 
 .PHONY: clean
 clean: ## Remove the environment, caches and build results (never .grasp, which holds data)

@@ -108,6 +108,7 @@ class Target(Base):
     size: Mapped[int | None] = mapped_column(BigInteger)
     status: Mapped[TargetStatus]
     summary: Mapped[Json | None]  # classes, counts, fingerprint, broken images
+    samples: Mapped[list[Any] | None] = mapped_column(deferred=True)  # small images of each class
     error: Mapped[Json | None]
     job_id: Mapped[str] = mapped_column(ID)
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
@@ -212,9 +213,37 @@ class Job(Base):
     report: Mapped[str | None] = mapped_column(Text, deferred=True)
     worker_id: Mapped[str | None] = mapped_column(ID)
     request_id: Mapped[str | None] = mapped_column(String(64))
+    traceparent: Mapped[str | None] = mapped_column(String(55))  # of the request (W3C)
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
     started_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]
+
+
+class Upload(Base):
+    """A file that arrives in parts (tus), until a request makes a source or a target of it."""
+
+    __tablename__ = "uploads"
+
+    id: Mapped[str] = mapped_column(ID, primary_key=True)
+    owner: Mapped[str] = mapped_column(NAME, index=True)
+    size: Mapped[int] = mapped_column(BigInteger)
+    received: Mapped[int] = mapped_column(BigInteger, default=0)
+    details: Mapped[Json]  # what the client said of it: file name and so on
+    created_at: Mapped[datetime] = mapped_column(default=utc_now)
+    expires_at: Mapped[datetime] = mapped_column(index=True)
+
+
+class UploadPart(Base):
+    """What one request brought: a blob, which lies at `offset` in the whole."""
+
+    __tablename__ = "upload_parts"
+
+    upload_id: Mapped[str] = mapped_column(
+        ForeignKey("uploads.id", ondelete="CASCADE"), primary_key=True
+    )
+    offset: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    size: Mapped[int] = mapped_column(BigInteger)
+    sha256: Mapped[str] = mapped_column(SHA256, index=True)
 
 
 class Worker(Base):
@@ -229,6 +258,7 @@ class Worker(Base):
     memory_bytes: Mapped[int | None] = mapped_column(BigInteger)
     release: Mapped[str] = mapped_column(String(40))
     job_id: Mapped[str | None] = mapped_column(ID)
+    totals: Mapped[Json | None]  # what it has done since it started, for /metrics
     started_at: Mapped[datetime] = mapped_column(default=utc_now)
     seen_at: Mapped[datetime] = mapped_column(default=utc_now)
 
