@@ -28,7 +28,9 @@ LISTED = 20  # broken images that a summary names; it counts them all
 # Folders of this pattern that a crash leaves in a cache are swept by the next build, a day later.
 ASIDE = "validate.tmp-"
 
-Accuracies = dict[str, dict[str, float]]  # {"val": {"accuracy": …}, "test": …}, as in the report
+PerClass = dict[str, float | None]  # None: a class without examples
+# {"val": {"accuracy": …, "per_class": …}, "test": …}: what is shown of many versions at once
+Accuracies = dict[str, dict[str, float | PerClass]]
 
 
 class Report(Protocol):
@@ -221,9 +223,10 @@ def _folded(report: FoldReport, output: Path) -> Folded:
 def _accuracies(metrics: SplitMetrics | None) -> Accuracies | None:
     if metrics is None:
         return None
+    splits = {"val": metrics.val, "test": metrics.test}
     return {
-        "val": {"accuracy": metrics.val.accuracy},
-        "test": {"accuracy": metrics.test.accuracy},
+        name: {"accuracy": found.accuracy, "per_class": dict(found.per_class_accuracy)}
+        for name, found in splits.items()
     }
 
 

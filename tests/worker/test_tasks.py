@@ -199,14 +199,11 @@ def test_a_fold_tells_what_it_measured(bench: Bench) -> None:
     assert report.metrics.before is not None
     assert report.metrics.after is not None
     assert folded.metrics == {
-        "before": {
-            "val": {"accuracy": report.metrics.before.val.accuracy},
-            "test": {"accuracy": report.metrics.before.test.accuracy},
-        },
-        "after": {
-            "val": {"accuracy": report.metrics.after.val.accuracy},
-            "test": {"accuracy": report.metrics.after.test.accuracy},
-        },
+        moment: {
+            split: {"accuracy": found["accuracy"], "per_class": found["per_class_accuracy"]}
+            for split, found in splits.items()
+        }
+        for moment, splits in report.metrics.model_dump().items()
     }
     assert (folded.outcome, folded.reason) == ("accepted", None)
     assert folded.transferred_share == report.transferred_share
