@@ -24,13 +24,8 @@ from threading import Lock
 from typing import NamedTuple
 from weakref import finalize
 
-from registry.blobs import (
-    BlobMissing,
-    LocalBlobStore,
-    LocalBlobWriter,
-    refuse_damaged,
-    storage_errors,
-)
+from registry.blobs import BlobMissing, refuse_damaged, storage_errors
+from registry.local_blobs import LocalBlobStore, LocalBlobWriter
 
 HELD = 8  # a fold reads three: target, merged weights, source
 OPENED_S = 600.0  # more than enough between asking for a file and opening it

@@ -41,12 +41,12 @@ from registry.blobs import (
     Blob,
     BlobDamaged,
     BlobMissing,
-    LocalBlobWriter,
     StorageError,
     missing,
     refuse_damaged,
     storage_errors,
 )
+from registry.local_blobs import LocalBlobWriter
 from registry.logs import get_log
 
 KEY = re.compile(r"(?P<start>[0-9a-f]{2})/(?P<sha256>(?P=start)[0-9a-f]{62})/[0-9a-f]{32}")

@@ -2,7 +2,8 @@
 
 from urllib.parse import urlsplit
 
-from registry.blobs import BlobStore, LocalBlobStore
+from registry.blobs import BlobStore
+from registry.local_blobs import LocalBlobStore
 from registry.settings import Settings
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from registry.blobs import LocalBlobWriter, StorageFull
+from registry.blobs import StorageFull
+from registry.local_blobs import LocalBlobWriter
 from tests.app.world import World, checkpoint, sha256
 
 

@@ -21,9 +21,10 @@ from starlette.testclient import TestClient
 
 from grasp_core.manifest import Manifest, TensorSpec
 from registry import queue
-from registry.blobs import Blob, LocalBlobStore
+from registry.blobs import Blob
 from registry.database import Database
 from registry.keys import create_key
+from registry.local_blobs import LocalBlobStore
 from registry.models import record_preparation
 from registry.queue import Lease
 from registry.settings import Settings

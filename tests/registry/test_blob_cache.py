@@ -301,14 +301,16 @@ def test_a_killed_download_is_done_again_and_leaves_nothing(tmp_path: Path) -> N
 
 def test_of_two_who_wait_the_second_begins_anew_when_the_first_fails(tmp_path: Path) -> None:
     cache = BlobCache(tmp_path, 1000)
-    waits = Event()
+    begun, waits = Event(), Event()
 
     def broken() -> Iterator[bytes]:
+        begun.set()
         yield b"bad"
         waits.wait(10)
         time.sleep(0.05)  # until it really waits for the lock
 
     def second() -> Path:
+        begun.wait(10)
         waits.set()
         return fill(cache, b"data")
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from registry import collection, targets
-from registry.blobs import LocalBlobStore
+from registry.local_blobs import LocalBlobStore
 from registry.tables import Source
 from tests.registry.conftest import World, blob
 

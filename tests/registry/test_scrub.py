@@ -12,8 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 from grasp_client.cli import cli
-from registry.blobs import Blob, BlobDamaged, LocalBlobStore
+from registry.blobs import Blob, BlobDamaged
 from registry.database import Database
+from registry.local_blobs import LocalBlobStore
 from registry.scrub import find_uses, scrub
 from registry.settings import Settings
 from registry.storage import open_store

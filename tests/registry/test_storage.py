@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from registry.blobs import LocalBlobStore
+from registry.local_blobs import LocalBlobStore
 from registry.object_blobs import ObjectBlobStore
 from registry.settings import Settings
 from registry.storage import open_store

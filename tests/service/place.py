@@ -12,8 +12,9 @@ from sqlalchemy import func, select, update
 
 from grasp_core.config import FoldConfig, PreprocessingOverrides
 from registry import models, queue, sources, targets
-from registry.blobs import Blob, LocalBlobStore
+from registry.blobs import Blob
 from registry.database import Database
+from registry.local_blobs import LocalBlobStore
 from registry.settings import Settings
 from registry.states import JobStatus
 from registry.tables import Base, Job, Model, Target, Version, utc_now

@@ -22,15 +22,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from registry.blobs import (
-    Blob,
-    BlobMissing,
-    BlobStore,
-    BlobWriter,
-    LocalBlobStore,
-    StorageError,
-    StorageFull,
-)
+from registry.blobs import Blob, BlobMissing, BlobStore, BlobWriter, StorageError, StorageFull
+from registry.local_blobs import LocalBlobStore
 
 ROOT = Path(__file__).parents[2]
 DAY = 86_400.0
@@ -74,27 +67,6 @@ def never(_: str) -> bool:
 # Writing
 
 
-@pytest.mark.parametrize(
-    "chunks", [[], [b""], [b"one"], [b"one", b"", b"two"], [bytes(3_000_000), b"x"]]
-)
-def test_a_blob_is_found_under_the_hash_of_its_bytes(
-    store: LocalBlobStore, chunks: list[bytes]
-) -> None:
-    data = b"".join(chunks)
-
-    with store.create() as writer:
-        for chunk in chunks:
-            writer.write(memoryview(chunk))
-        assert (writer.size, writer.sha256()) == (len(data), sha256(data))
-        blob = writer.commit()
-
-    assert blob == Blob(sha256(data), len(data))
-    assert store.has(blob.sha256)
-    assert store.fetch(blob.sha256).read_bytes() == data
-    assert files(store) == {f"{blob.sha256[:2]}/{blob.sha256}": data}
-    assert store.fetch(blob.sha256).stat().st_mode & 0o777 == 0o444
-
-
 def test_short_writes_are_continued(store: LocalBlobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     write = os.write
     monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:3]))
@@ -103,35 +75,6 @@ def test_short_writes_are_continued(store: LocalBlobStore, monkeypatch: pytest.M
 
     assert blob == Blob(sha256(b"ten bytes."), 10)
     assert store.fetch(blob.sha256).read_bytes() == b"ten bytes."
-
-
-def test_nothing_has_its_name_before_commit(store: LocalBlobStore) -> None:
-    with store.create() as writer:
-        writer.write(b"half")
-        assert not store.has(sha256(b"half"))
-        with pytest.raises(BlobMissing, match=sha256(b"half")):
-            store.fetch(sha256(b"half"))
-
-
-def test_nothing_is_left_without_commit_or_after_an_error(store: LocalBlobStore) -> None:
-    with store.create() as writer:
-        writer.write(b"forgotten")
-    with pytest.raises(ZeroDivisionError):
-        write_and_raise(store, ZeroDivisionError())
-
-    assert files(store) == {}
-
-
-def test_a_committed_blob_cannot_be_written_any_more(store: LocalBlobStore) -> None:
-    with store.create() as writer:
-        writer.write(b"done")
-        blob = writer.commit()
-        with pytest.raises(ValueError, match="closed"):
-            writer.write(b" and more")
-        with pytest.raises(ValueError, match="closed"):
-            writer.commit()
-
-    assert store.fetch(blob.sha256).read_bytes() == b"done"
 
 
 def test_the_same_bytes_are_kept_once_and_are_young_again(store: LocalBlobStore) -> None:
@@ -144,15 +87,6 @@ def test_the_same_bytes_are_kept_once_and_are_young_again(store: LocalBlobStore)
     assert path.stat().st_ino == inode
     assert time.time() - path.stat().st_mtime < DAY / 2
     assert len(files(store)) == 1
-
-
-def test_writers_of_the_same_bytes_do_not_disturb_each_other(store: LocalBlobStore) -> None:
-    data = [bytes([n]) * 100_000 for n in range(4)]
-    with ThreadPoolExecutor(8) as pool:
-        blobs = list(pool.map(lambda n: put(store, data[n % 4]), range(64)))
-
-    assert [blob.sha256 for blob in blobs] == [sha256(data[n % 4]) for n in range(64)]
-    assert sorted(files(store).values()) == data
 
 
 def test_bytes_are_on_disk_before_the_name_and_the_name_before_the_answer(
@@ -258,7 +192,8 @@ def run(code: str, root: Path, **pipes: Any) -> subprocess.Popen[str]:
 LIMITED = """
 import resource, signal, sys
 from pathlib import Path
-from registry.blobs import LocalBlobStore, StorageFull
+from registry.blobs import StorageFull
+from registry.local_blobs import LocalBlobStore
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 with LocalBlobStore(Path(sys.argv[1])).create() as writer:
@@ -439,45 +374,7 @@ def test_a_file_that_cannot_be_taken_over_stays(
     assert files(store) == {}
 
 
-def test_only_regular_files_are_taken_over(store: LocalBlobStore, tmp_path: Path) -> None:
-    (tmp_path / "secret").write_bytes(b"secret")
-    (tmp_path / "link").symlink_to(tmp_path / "secret")
-    (tmp_path / "folder").mkdir()
-
-    for name, problem in {"link": "regular", "folder": "regular", "none": "No such file"}.items():
-        with pytest.raises(StorageError, match=problem):
-            store.adopt(tmp_path / name, sha256(b"secret"))
-
-    assert files(store) == {}
-
-
 # Collection
-
-
-def test_only_what_is_old_and_unreferenced_is_collected(store: LocalBlobStore) -> None:
-    names = {}
-    for kind in ("old", "old, referenced", "young", "young, referenced"):
-        names[kind] = put(store, kind.encode()).sha256
-        if kind.startswith("old"):
-            make_old(store.fetch(names[kind]))
-    referenced = {name for kind, name in names.items() if "referenced" in kind}
-
-    assert store.collect(referenced.__contains__, min_age=DAY / 2) == [names["old"]]
-    assert {kind for kind, name in names.items() if store.has(name)} == names.keys() - {"old"}
-    assert store.collect(referenced.__contains__, min_age=0) == [names["young"]]
-    assert sorted(files(store).values()) == [b"old, referenced", b"young, referenced"]
-
-
-def test_what_is_no_blob_is_not_collected(store: LocalBlobStore) -> None:
-    name = put(store, b"data").sha256
-    wrong = store.root / ("00" if name[:2] != "00" else "01")
-    wrong.mkdir()
-    for path in (store.root / "README", wrong / "notes.txt", wrong / name):
-        path.write_bytes(b"mine")
-        make_old(path)
-
-    assert store.collect(never, min_age=0) == [name]
-    assert len(files(store)) == 3
 
 
 def test_a_failing_question_deletes_nothing_and_leaves_no_lock(store: LocalBlobStore) -> None:
@@ -611,7 +508,7 @@ def test_nothing_referred_to_is_lost_while_all_happens_at_once(store: LocalBlobS
 WRITING = """
 import sys
 from pathlib import Path
-from registry.blobs import LocalBlobStore
+from registry.local_blobs import LocalBlobStore
 with LocalBlobStore(Path(sys.argv[1])).create() as writer:
     writer.write(b"from another process")
     print("writing", flush=True)
