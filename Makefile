@@ -27,13 +27,22 @@ serve: $(READY) ## Run the service on http://127.0.0.1:8000
 check: lint test ## All that CI runs: lint, then test
 
 .PHONY: lint
-lint: $(READY) ## Formatting, ruff, mypy --strict, the rooms' import contracts, the lock
+lint: $(READY) ## Formatting, ruff, mypy --strict, import contracts, the lock, links of the documentation
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	@! grep -nE '://|^ *--(index|extra|find)' $(LOCKS) \
 		|| { echo "a lock names a host or a path; see docs/adr/0003"; exit 1; }
+	$(BUILD_SITE)
+
+# Its notice is about the program, not about our pages.
+BUILD_SITE = NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+.PHONY: docs
+docs: $(READY) ## Write the reference from the code, and build the documentation into build/site
+	$(BIN)/python -m scripts.reference
+	$(BUILD_SITE)
 
 .PHONY: test
 test: $(READY) ## Tests, with the coverage of grasp_core (JOBS=2 processes)

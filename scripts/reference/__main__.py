@@ -1,0 +1,29 @@
+"""Write the pages of docs/reference/ that say what the code says, from the code.
+
+    python -m scripts.reference
+
+They are committed, so that they can be read where the code is; tests/docs/test_reference.py fails
+when one is no longer what this writes.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from scripts.reference import cli, http, merge, settings
+
+ROOT = Path(__file__).parents[2]
+PAGES: dict[str, Callable[[], str]] = {
+    "docs/reference/cli.md": cli.page,
+    "docs/reference/http.md": http.page,
+    "docs/reference/merge.md": merge.page,
+    "docs/reference/settings.md": settings.page,
+}
+
+
+def main() -> None:
+    for name, page in PAGES.items():
+        (ROOT / name).write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""The code of docs/extend.md, in real folds."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from grasp_core import Batch, FoldConfig, TargetData, fold
+from grasp_core.config import Preprocessing
+from grasp_core.data import formats
+from grasp_core.errors import TargetError
+from grasp_core.methods import METHODS
+from scripts.markdown_code import blocks
+from tests.core.toy import CLASSES, TINY, ToyTask, nudged, quick, save, tiny_weights
+
+PAGE = Path(__file__).parents[2] / "docs" / "extend.md"
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def module_of(title: str) -> ModuleType:
+    """What the page says is in this file."""
+    (text,) = (block.text for block in blocks(PAGE.read_text()) if block.title == title)
+    module = ModuleType(title.removesuffix(".py"))
+    exec(compile(text, title, "exec"), module.__dict__)
+    return module
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path) -> tuple[Path, Path]:
+    first = tiny_weights(seed=1)
+    return (
+        save(tmp_path / "merged.safetensors", first),
+        save(tmp_path / "source.safetensors", nudged(first, amount=0.3, seed=2)),
+    )
+
+
+def test_the_method_merges(
+    checkpoints: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(METHODS, "mean", module_of("mean.py").mean)
+    config = quick(gate={"max_drop": 1.0}).model_copy(update={"method": "mean"})
+    merged, source = checkpoints
+
+    report = fold(TINY, source, ToyTask(), tmp_path / "v2", merged=merged, config=config)
+
+    old, new, result = (load_file(path) for path in (merged, source, tmp_path / "v2"))
+    assert report.accepted
+    assert report.transferred_share == pytest.approx(0.5)
+    for name, tensor in result.items():
+        wanted = (old[name] + new[name]) / 2 if tensor.is_floating_point() else old[name]
+        torch.testing.assert_close(tensor, wanted)
+
+
+def test_the_method_takes_a_first_source(
+    checkpoints: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(METHODS, "mean", module_of("mean.py").mean)
+    config = quick().model_copy(update={"method": "mean"})
+
+    assert fold(TINY, checkpoints[0], ToyTask(), tmp_path / "v1", config=config).accepted
+
+
+def test_the_task_can_be_folded(checkpoints: tuple[Path, Path], tmp_path: Path) -> None:
+    labels = torch.arange(96) % 3
+    inputs = torch.randn(96, 3, 32, 32) + labels.view(-1, 1, 1, 1)
+    parts = {"train": slice(0, 64), "val": slice(64, 80), "test": slice(80, 96)}
+    splits = {name: Batch(inputs[rows], labels[rows]) for name, rows in parts.items()}
+    task = module_of("spectrograms.py").Spectrograms(CLASSES, splits, "sounds")
+    config = FoldConfig.model_validate({"alignment_batches": 2, "refine": {"epochs": 1}})
+
+    report = fold(TINY, checkpoints[1], task, tmp_path / "v1", config=config)
+
+    assert report.accepted
+    assert len(report.history) == 1
+
+
+def test_the_format_is_read_like_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jsonl = module_of("jsonl.py")
+    added = formats.Format(jsonl.LAYOUT, jsonl.matches, jsonl.files, jsonl.read)
+    monkeypatch.setattr(formats, "FORMATS", (*formats.FORMATS, added))
+    path = tmp_path / "target.jsonl"
+    path.write_text("".join(json_line(number) for number in range(30)))
+
+    target = TargetData.open(path, Preprocessing(image_size=16, resize=16))
+
+    assert target.classes == ("cat", "dog")
+    assert sum(len(split) for split in (target.train, target.val, target.test)) == 30
+    path.write_text('{"label": "cat"}\n')
+    with pytest.raises(TargetError, match="line 1"):
+        TargetData.open(path, Preprocessing(image_size=16, resize=16))
+
+
+def json_line(number: int) -> str:
+    encoded = io.BytesIO()
+    Image.fromarray(np.full((16, 16), number, np.uint8)).save(encoded, "PNG")
+    image = base64.b64encode(encoded.getvalue()).decode()
+    return json.dumps({"image": image, "label": ("cat", "dog")[number % 2]}) + "\n"
