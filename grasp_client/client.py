@@ -1,0 +1,141 @@
+"""The two clients: the same operations, done at once or awaited."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+import httpx
+
+from grasp_client.drivers import tell, tell_async
+from grasp_client.errors import GraspError
+from grasp_client.jobs import Jobs
+from grasp_client.models import Models
+from grasp_client.plans import Course, Item, Plan, Result, Telling
+from grasp_client.sources import Sources
+from grasp_client.targets import Targets
+from grasp_client.uploads import Uploads
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+PATIENCE_S = 60.0  # a server that is restarted, or moved to another machine, is back by then
+TIMEOUT = httpx.Timeout(60.0, connect=10.0)
+# A proxy that the environment names is not asked for what runs on this machine.
+NO_PROXY = {f"all://{host}": None for host in ("127.0.0.1", "[::1]", "localhost")}
+
+
+class _Client:
+    """What both have in common: where the server is, who asks, and how patiently."""
+
+    def __init__(
+        self,
+        url: str | None = None,
+        key: str | None = None,
+        *,
+        patience: float = PATIENCE_S,
+        wait_for_server: bool = True,
+    ) -> None:
+        """Without `url` and `key`, GRASP_URL and GRASP_KEY are used.
+
+        What fails for reasons that pass is tried again for `patience` seconds. Without
+        `wait_for_server`, a server that has not answered yet is given up at once.
+        """
+        self.url = _checked(url or os.environ.get("GRASP_URL") or DEFAULT_URL)
+        self.patience = patience
+        self.wait_for_server = wait_for_server
+        self.reached = False  # whether it has ever answered
+        secret = (key or os.environ.get("GRASP_KEY") or "").strip()
+        self._options: dict[str, Any] = {
+            "base_url": self.url,
+            "headers": {"Authorization": f"Bearer {secret}"} if secret else {},
+            "timeout": TIMEOUT,
+            "follow_redirects": True,  # to a bucket that sends the weights itself
+            "mounts": NO_PROXY,
+        }
+
+
+class Grasp(_Client):
+    """A client of the service.
+
+    with Grasp() as g:
+        source = g.sources.push("site-a.safetensors", model="faces")
+        source.job.wait()
+        g.models.pull("faces", "merged.safetensors")
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._http = httpx.Client(**self._options)
+        self.targets: Targets[Grasp] = Targets(self)
+        self.models: Models[Grasp] = Models(self)
+        self.sources: Sources[Grasp] = Sources(self)
+        self.jobs: Jobs[Grasp] = Jobs(self)
+        self.uploads: Uploads[Grasp] = Uploads(self)
+
+    def run(self, plan: Plan[Result]) -> Result:
+        course = Course(plan)
+        for _ in tell(self._http, course):
+            pass
+        return course.result
+
+    def iterate(self, plan: Telling[Item]) -> Iterator[Item]:
+        return tell(self._http, Course(plan))
+
+    def close(self) -> None:
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class AsyncGrasp(_Client):
+    """The same, to be awaited.
+
+    async with AsyncGrasp() as g:
+        source = await g.sources.push("site-a.safetensors", model="faces")
+        await source.job.wait()
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._http = httpx.AsyncClient(**self._options)
+        self.targets: Targets[AsyncGrasp] = Targets(self)
+        self.models: Models[AsyncGrasp] = Models(self)
+        self.sources: Sources[AsyncGrasp] = Sources(self)
+        self.jobs: Jobs[AsyncGrasp] = Jobs(self)
+        self.uploads: Uploads[AsyncGrasp] = Uploads(self)
+
+    async def run(self, plan: Plan[Result]) -> Result:
+        course = Course(plan)
+        async for _ in tell_async(self._http, course):
+            pass
+        return course.result
+
+    def iterate(self, plan: Telling[Item]) -> AsyncIterator[Item]:
+        return tell_async(self._http, Course(plan))
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+def _checked(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable:
+        raise GraspError(
+            f"{url!r} is not the address of a server", hint="write it as http://host:port"
+        )
+    return url.rstrip("/")
