@@ -1,0 +1,59 @@
+"""Whether a command printed what a page says: loosely, because ids and figures vary.
+
+`…` stands for anything. Ids, digests, decimals and times are compared by their shape, white space
+not at all; everything else must be as it is written. An id that the page shows stands for the one
+that came instead of it, from then on.
+"""
+
+import re
+
+ID = r"\b(?:tgt|mdl|src|job|upl|wrk|key)_[0-9a-z]{26}\b"
+TOKENS = re.compile(
+    rf"(?P<anything>…)|(?P<id>{ID})|(?P<digest>\b[0-9a-f]{{12,64}}\b)"
+    r"|(?P<time>\d{4}-\d\d-\d\dT[\d:.]+Z)|(?P<decimal>\d+\.\d+)|(?P<space>\s+)"
+)
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r")
+SHAPES = {
+    "anything": r".*?",
+    "digest": r"[0-9a-f]+",
+    "time": r"\d{4}-\d\d-\d\dT[\d:.]+Z",
+    "decimal": r"\d+\.\d+",
+    "space": r"\s*",
+}
+
+
+class Memory:
+    """Which ids have come instead of those that the page shows."""
+
+    def __init__(self) -> None:
+        self._came: dict[str, str] = {}
+
+    def translate(self, command: str) -> str:
+        return re.sub(ID, lambda shown: self._came.get(shown[0], shown[0]), command)
+
+    def compare(self, expected: str, printed: str) -> bool:
+        """Whether they agree; then the new ids are remembered."""
+        new: list[str] = []
+        pattern = "".join(self._patterns(expected, new))
+        found = re.fullmatch(pattern, ESCAPES.sub("", printed).strip(), re.DOTALL)
+        if found is None:
+            return False
+        self._came.update(zip(new, found.groups(), strict=True))
+        return True
+
+    def _patterns(self, expected: str, new: list[str]) -> list[str]:
+        patterns, position = [], 0
+        for token in TOKENS.finditer(expected.strip()):
+            patterns.append(re.escape(expected.strip()[position : token.start()]))
+            position = token.end()
+            kind = token.lastgroup or ""
+            patterns.append(self._id(token[0], new) if kind == "id" else SHAPES[kind])
+        return [*patterns, re.escape(expected.strip()[position:])]
+
+    def _id(self, shown: str, new: list[str]) -> str:
+        if shown in self._came:
+            return re.escape(self._came[shown])
+        if shown in new:
+            return rf"(?:\{new.index(shown) + 1})"
+        new.append(shown)
+        return rf"({shown.partition('_')[0]}_[0-9a-z]{{26}})"
