@@ -21,6 +21,7 @@ from registry.logs import get_log
 STATUS: dict[str, int] = {
     "invalid_multipart": 400,
     "invalid_json": 400,
+    "invalid_checksum": 400,
     "unauthorized": 401,
     "forbidden": 403,
     "not_found": 404,
@@ -29,9 +30,13 @@ STATUS: dict[str, int] = {
     "still_used": 409,
     "no_version": 409,
     "stale_base": 409,
+    "offset_mismatch": 409,
+    "upload_unfinished": 409,
     "bytes_gone": 410,
     "precondition_failed": 412,
+    "unsupported_tus": 412,
     "too_large": 413,
+    "unsupported_media_type": 415,
     "range_not_satisfiable": 416,
     "invalid_request": 422,
     "invalid_config": 422,
@@ -41,13 +46,15 @@ STATUS: dict[str, int] = {
     "idempotency_key_reused": 422,
     "uri_not_allowed": 422,
     "uri_unreachable": 422,
+    "checksum_mismatch": 460,
     "unavailable": 503,
     "storage_error": 503,
     "storage_full": 507,
 }
-METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
+METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 CODES = {404: "not_found", 405: "method_not_allowed", 400: "invalid_json", 413: "too_large"}
 RETRY_SECONDS = 5
+CHECKSUM_MISMATCH = 460  # of tus alone: no RFC knows it
 
 
 class FieldError(BaseModel):
@@ -109,7 +116,7 @@ def problem(
     **extra: Any,
 ) -> JSONResponse:
     body = Problem(
-        title=HTTPStatus(status).phrase,
+        title=phrase(status),
         status=status,
         detail=detail,
         code=code,
@@ -122,6 +129,10 @@ def problem(
         headers=headers,
         media_type="application/problem+json",
     )
+
+
+def phrase(status: int) -> str:
+    return "Checksum Mismatch" if status == CHECKSUM_MISMATCH else HTTPStatus(status).phrase
 
 
 def field_errors(errors: Any) -> list[FieldError]:

@@ -1,14 +1,14 @@
 """One example of every body, for the OpenAPI document; a test holds them against the schemas."""
 
 import json
-from http import HTTPStatus
 from typing import Any
 
+from app.errors import phrase
 from grasp_core.config import FoldConfig, PreprocessingOverrides
 
 SHA256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
-TARGET, MODEL, SOURCE, JOB, WORKER = (
-    f"{prefix}_01m7hey7wbsmw53n1p6d1mdv6w" for prefix in ("tgt", "mdl", "src", "job", "wrk")
+TARGET, MODEL, SOURCE, JOB, WORKER, UPLOAD = (
+    f"{prefix}_01m7hey7wbsmw53n1p6d1mdv6w" for prefix in ("tgt", "mdl", "src", "job", "wrk", "upl")
 )
 TIME = "2026-01-31T12:00:00Z"
 SCORES = {"val": {"accuracy": 0.91}, "test": {"accuracy": 0.9}}
@@ -111,6 +111,15 @@ _worker: dict[str, Any] = {
     "started_at": TIME,
     "seen_at": TIME,
 }
+_upload: dict[str, Any] = {
+    "id": UPLOAD,
+    "size": 5_083_136,
+    "received": 1_048_576,
+    "metadata": {"filename": "site-a.safetensors", "model": "faces"},
+    "created_at": TIME,
+    "expires_at": TIME,
+    "links": {"self": f"/uploads/{UPLOAD}"},
+}
 _report: dict[str, Any] = {
     "schema": 1,
     "outcome": "accepted",
@@ -128,6 +137,7 @@ _read: dict[str, dict[str, Any]] = {
     "SourceRead": _source,
     "VersionRead": _version,
     "WorkerRead": _worker,
+    "UploadRead": _upload,
 }
 _model_create: dict[str, Any] = {
     "name": "faces",
@@ -158,6 +168,7 @@ EXAMPLES: dict[str, Any] = {  # by the name of the schema
     "SourceCreate": {"model": "faces", "uri": "file:///data/site-a.safetensors"},
     "SourceCreateForm": {"model": "faces", "name": "site-a", "classes": '["F", "M"]', "file": "…"},
     "SourceCreated": {"source": _source, "job": _job},
+    "UploadBytes": "…",
     "Rollback": {"version": 1},
     "ProvenanceRead": {
         "version": 2,
@@ -180,8 +191,10 @@ CODES = {  # the most usual of those that a status can have
     410: "bytes_gone",
     412: "precondition_failed",
     413: "too_large",
+    415: "unsupported_media_type",
     416: "range_not_satisfiable",
     422: "invalid_request",
+    460: "checksum_mismatch",
     500: "internal_error",
     503: "unavailable",
     507: "storage_full",
@@ -191,7 +204,7 @@ CODES = {  # the most usual of those that a status can have
 def problem_example(status: int, description: str) -> dict[str, Any]:
     return {
         "type": "about:blank",
-        "title": HTTPStatus(status).phrase,
+        "title": phrase(status),
         "status": status,
         "detail": description,
         "code": CODES[status],

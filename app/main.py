@@ -11,8 +11,9 @@ from app.auth import authorize
 from app.errors import install_error_handlers
 from app.openapi import DESCRIPTION, TAGS, install_openapi
 from app.requests import RequestContext
-from app.routes import jobs, models, sources, system, targets, versions
+from app.routes import jobs, models, sources, system, targets, uploads, versions
 from app.service import Service
+from app.tus import TusHeaders
 from registry.logs import configure_logs
 from registry.settings import Settings
 
@@ -39,11 +40,12 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         generate_unique_id_function=lambda route: route.name,
     )
     app.state.settings = settings or Settings()
-    for room in (targets, models, versions, sources, jobs, system):
+    for room in (targets, models, versions, sources, uploads, jobs, system):
         app.include_router(room.router)
     install_error_handlers(app)
     install_openapi(app)
     app.add_middleware(RequestContext)
+    app.add_middleware(TusHeaders)
     return app
 
 

@@ -262,8 +262,11 @@ def _filename(parameters: dict[str, str], where: str) -> str | None:
     name = parameters.get("filename")
     if "filename*" in parameters:
         name = _extended(parameters["filename*"], where)
-    if name is None:
-        return None
+    return None if name is None else plain_name(name)
+
+
+def plain_name(name: str) -> str:
+    """The last component of what a client calls its file, without control characters."""
     base = re.sub(r"[\x00-\x1f\x7f]", "", re.split(r"[/\\]", name)[-1])
     return "" if base in (".", "..") else base
 

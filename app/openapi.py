@@ -28,6 +28,7 @@ TAGS: list[dict[str, Any]] = [
     {"name": "models", "description": "Lineages of merged versions."},
     {"name": "versions", "description": "What folds have made; never changed."},
     {"name": "sources", "description": "Checkpoints that are folded in."},
+    {"name": "uploads", "description": "Large files in parts, by [tus](https://tus.io) 1.0.0."},
     {"name": "jobs", "description": "Queued work, to poll or to follow."},
     {"name": "system", "description": "The service itself."},
 ]
@@ -38,10 +39,12 @@ PROBLEMS: dict[int, str] = {
     404: "There is no such thing, or it is another owner's",
     409: "The present state does not allow it",
     410: "The bytes were deleted on purpose",
-    412: "If-Match does not hold",
+    412: "If-Match does not hold, or a version of tus is not spoken here",
     413: "Too large",
+    415: "The Content-Type is not the one that is wanted",
     416: "The range lies outside of the file",
     422: "Something in the request makes no sense: `errors` or `detail` says what",
+    460: "The checksum of the bytes that arrived is another",
     500: "Something nobody foresaw; the log has it under the request's id",
     503: "The database or the disk does not answer",
     507: "The disk is full",
@@ -125,6 +128,11 @@ def problems(*statuses: int) -> Responses:
 
 def _reference(schema: type[BaseModel]) -> dict[str, str]:
     return {"$ref": REFERENCE.format(model=schema.__name__)}
+
+
+def header_of(description: str, kind: str = "string") -> dict[str, Any]:
+    """A header of a response."""
+    return {"description": description, "schema": {"type": kind}}
 
 
 def body_of(schema: type[BaseModel]) -> dict[str, Any]:

@@ -73,8 +73,9 @@ class Reception:
 
     async def _receive_multipart(self, content_type: str, body: AsyncIterator[bytes]) -> None:
         async for part in read_parts(content_type, body):
-            if part.name == "uri":
-                raise Unusable("a form cannot hold a uri", hint="send JSON with the uri instead")
+            if part.name in ("uri", "upload"):
+                hint = f"send JSON with the {part.name} instead"
+                raise Unusable(f"a form cannot hold a {part.name}", hint=hint)
             if part.name != "file":
                 self.fields[part.name] = await part.text()
             elif self.filename is None:
@@ -86,13 +87,17 @@ class Reception:
         """Take the bytes from where the uri says instead. Raises FetchError."""
         async with open_uri(uri, self._policy) as fetched:
             self._check_length(fetched.size)
-            await self._take(fetched.chunks, fetched.filename)
+            await self.take(fetched.chunks, fetched.filename)
+
+    async def take(self, chunks: AsyncIterator[bytes], filename: str) -> None:
+        """Take bytes that come from elsewhere than the request's body."""
+        await self._take(chunks, filename)
         self._check_digest(self.fields.get("sha256"))
 
     async def _take(self, chunks: AsyncIterator[bytes], filename: str) -> None:
         self.filename = filename
         inspector = await self._begin(self.fields, filename)
-        async for data in _batched(chunks):
+        async for data in batched(chunks):
             await run_in_threadpool(self._store, data, inspector)
         if not self.writer.size:
             raise Unusable("the file is empty", hint="it was cut off, or not found: send it again")
@@ -149,6 +154,15 @@ def json_body(schema: type[Fields]) -> Callable[..., Awaitable[Fields]]:
     return read
 
 
+def require_one_place(uri: str | None, upload: str | None) -> None:
+    """JSON says where the bytes are, in one way."""
+    if (uri is None) == (upload is None):
+        raise Unusable(
+            f"the JSON body has {'both uri and upload' if uri else 'neither uri nor upload'}",
+            hint="give a file://, https:// or s3:// uri, or a finished upload, or send the file",
+        )
+
+
 def validated(schema: type[Fields], values: dict[str, Any]) -> Fields:
     """Fields of a body that FastAPI did not read itself; errors look as if it had."""
     try:
@@ -158,7 +172,7 @@ def validated(schema: type[Fields], values: dict[str, Any]) -> Fields:
         raise RequestValidationError(errors) from error
 
 
-async def _batched(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def batched(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """The same bytes in larger pieces; the first as it comes, so that a look at it costs little."""
     waiting = bytearray()
     first = True

@@ -13,7 +13,7 @@ from registry.states import JobKind, JobStatus, ModelStatus, TargetStatus
 from registry.tables import DeviceClass
 
 Item = TypeVar("Item")
-ID_PREFIXES = ("tgt_", "mdl_", "src_", "job_", "key_", "wrk_")
+ID_PREFIXES = ("tgt_", "mdl_", "src_", "job_", "key_", "wrk_", "upl_")
 MAX_INT = 2**31 - 1  # what a database integer holds
 
 
@@ -36,6 +36,8 @@ SHA256_PATTERN = r"^[0-9a-f]{64}$"
 REFERENCE_PATTERN = r"^[A-Za-z0-9._-]{1,200}$"
 Sha256 = Annotated[str, Field(pattern=SHA256_PATTERN)]
 Uri = Annotated[str, Field(max_length=4096, pattern=TEXT_PATTERN)]
+UploadId = Annotated[str, Field(pattern=REFERENCE_PATTERN)]
+ONE_PLACE: dict[str, Any] = {"oneOf": [{"required": ["uri"]}, {"required": ["upload"]}]}
 
 Reference = Annotated[str, Path(pattern=REFERENCE_PATTERN, description="An id or a name.")]
 Id = Annotated[str, Path(pattern=REFERENCE_PATTERN, description="An id.")]
@@ -98,8 +100,16 @@ class JobRead(Out):
 
 
 class TargetCreate(In):
+    """By a `uri` or as a finished `upload`."""
+
+    model_config = ConfigDict(json_schema_extra=ONE_PLACE)
+
     name: Name
-    uri: Uri = Field(examples=["file:///data/faces"], description="file://, https:// or s3://")
+    uri: Uri | None = Field(
+        None, examples=["file:///data/faces"], description="file://, https:// or s3://"
+    )
+    upload: UploadId | None = Field(None, description="Id of a finished upload.")
+    sha256: Sha256 | None = Field(None, description="Verified, if given.")
 
 
 class TargetRead(Out):
@@ -234,11 +244,16 @@ class ModelCreated(Out):
 
 
 class SourceCreate(In):
+    """By a `uri` or as a finished `upload`."""
+
+    model_config = ConfigDict(json_schema_extra=ONE_PLACE)
+
     model: str = Field(pattern=REFERENCE_PATTERN, description="Id or name of a model.")
-    uri: Uri = Field(examples=["file:///data/site-a.safetensors"])
+    uri: Uri | None = Field(None, examples=["file:///data/site-a.safetensors"])
+    upload: UploadId | None = Field(None, description="Id of a finished upload.")
     name: Text | None = None
     classes: Classes | None = None
-    sha256: Sha256 | None = None
+    sha256: Sha256 | None = Field(None, description="Verified, if given.")
 
 
 class SourceRead(Out):
@@ -296,6 +311,16 @@ class ProvenanceRead(Out):
     version: int
     sources: list[Contribution]
     parameters: list[ParameterOrigin]
+
+
+class UploadRead(Out):
+    id: str
+    size: int = Field(description="Of the whole file.")
+    received: int = Field(description="How many of its bytes have arrived.")
+    metadata: dict[str, str] = Field(description="What the client said of it: `filename`, `model`.")
+    created_at: datetime
+    expires_at: datetime = Field(description="It is deleted then, unless more bytes come.")
+    links: dict[str, str]
 
 
 class WorkerRead(Out):

@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from app.schemas import JobRead, ModelRead, SourceRead, TargetRead, VersionRead
+from app.schemas import JobRead, ModelRead, SourceRead, TargetRead, UploadRead, VersionRead
+from app.tus import read_metadata
 from registry.states import RETRIABLE, TERMINAL
-from registry.tables import Job, Model, Source, Target, Version
+from registry.tables import Job, Model, Source, Target, Upload, Version
 
 
 def show_job(job: Job) -> JobRead:
@@ -133,6 +134,18 @@ def show_source(source: Source, job: Job) -> SourceRead:
             "job": f"/jobs/{job.id}",
             "model": f"/models/{source.model_id}/info",
         },
+    )
+
+
+def show_upload(upload: Upload) -> UploadRead:
+    return UploadRead(
+        id=upload.id,
+        size=upload.size,
+        received=upload.received,
+        metadata=read_metadata(upload.details["metadata"]),
+        created_at=upload.created_at,
+        expires_at=upload.expires_at,
+        links={"self": f"/uploads/{upload.id}"},
     )
 
 

@@ -10,11 +10,11 @@ from sqlalchemy.orm import Session
 from registry.blobs import BlobStore
 from registry.database import Database
 from registry.states import ACTIVE
-from registry.tables import Job, Source, Target, Version
+from registry.tables import Job, Source, Target, UploadPart, Version
 
 
 def is_referenced(session: Session, sha256: str) -> bool:
-    """Whether a target, a version, an unfolded source or a waiting dry run needs these bytes."""
+    """Whether a target, a version, an unfolded source, a dry run or an upload needs these bytes."""
     uses = _references()
     return session.execute(select(uses).where(uses.c.sha256 == sha256).limit(1)).first() is not None
 
@@ -40,6 +40,7 @@ def _references() -> Subquery:
         select(Job.candidate_sha256).where(
             Job.candidate_sha256.is_not(None), Job.status.in_(ACTIVE)
         ),
+        select(UploadPart.sha256),
     ).subquery()
 
 

@@ -8,6 +8,8 @@ GraspError (grasp_core.errors)
     │   ├── StillUsed            a target that models need
     │   ├── NoVersion            nothing is merged yet
     │   ├── BytesGone            the bytes were deleted, on purpose, after use
+    │   ├── OffsetMismatch       bytes that do not continue an upload
+    │   ├── UploadUnfinished     bytes of an upload are missing
     │   └── KeyReused            an Idempotency-Key came with another request
     ├── Unusable             a request that can never work
     └── LeaseLost            a worker's claim on a queue is over; nothing it did may count
@@ -42,6 +44,14 @@ class NoVersion(Conflict):
 
 class BytesGone(Conflict):
     code = "bytes_gone"
+
+
+class OffsetMismatch(Conflict):
+    code = "offset_mismatch"
+
+
+class UploadUnfinished(Conflict):
+    code = "upload_unfinished"
 
 
 class KeyReused(Conflict):

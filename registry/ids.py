@@ -4,7 +4,7 @@ import secrets
 import time
 from typing import Literal
 
-Prefix = Literal["tgt", "mdl", "src", "job", "key", "wrk"]
+Prefix = Literal["tgt", "mdl", "src", "job", "key", "wrk", "upl"]
 ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32: no i, l, o, u to misread
 TIME_BITS, RANDOM_BITS = 48, 80  # milliseconds until the year 10889; as in a ULID
 DIGITS = 26

@@ -8,12 +8,18 @@ from sqlalchemy import ColumnElement, or_, select
 from sqlalchemy.orm import Session
 
 from registry.errors import NotFound
-from registry.tables import Job, Model, Source, Target
+from registry.tables import Job, Model, Source, Target, Upload
 
 Named = TypeVar("Named", Target, Model)
-Row = TypeVar("Row", Target, Model, Source, Job)
+Row = TypeVar("Row", Target, Model, Source, Job, Upload)
 Item = TypeVar("Item")
-WORDS: dict[type, str] = {Target: "target", Model: "model", Source: "source", Job: "job"}
+WORDS: dict[type, str] = {
+    Target: "target",
+    Model: "model",
+    Source: "source",
+    Job: "job",
+    Upload: "upload",
+}
 MAX_PAGE = 200
 
 

@@ -71,6 +71,9 @@ class Settings(BaseSettings):
     allowed_hosts: Names = Field((), description="Hosts that https:// URIs may name.")
     allowed_buckets: Names = Field((), description="Buckets that s3:// URIs may name.")
     max_upload_bytes: int = Field(20 * 2**30, gt=0, description="Largest upload.")
+    upload_expiry_seconds: float = Field(
+        86_400.0, gt=0, description="An upload in parts that stood still so long is deleted."
+    )
     accel_redirect: str | None = Field(
         None, description="Prefix under which nginx serves the blobs itself (X-Accel-Redirect)."
     )

@@ -22,6 +22,7 @@ from registry.queue import Lease, claim, ring_waiting
 from registry.settings import Settings
 from registry.storage import open_store
 from registry.tables import Job, utc_now
+from registry.uploads import forget_uploads
 from registry.workers import remove_worker, see_worker
 from worker.attempt import Attempt
 from worker.child import Child, Nursery
@@ -189,5 +190,6 @@ class Worker:
             collect_work(self.database, self.settings.work_folder)
             with self.database.write() as session:
                 forget_answers(session, utc_now())
+                forget_uploads(session, utc_now())
                 ring_waiting(session, utc_now())
             self._cleaned = time.monotonic()

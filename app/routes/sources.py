@@ -1,27 +1,23 @@
 """Sources: the checkpoints that are folded in."""
 
-import json
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
-from pydantic import BeforeValidator, Field, field_validator
 from sqlalchemy import select
-from sqlalchemy.orm import undefer
 
 from app.auth import CallerDep
+from app.checkpoints import CheckpointInspector, SourceFields, find_model
 from app.idempotency import Created, Once, OnceDep
 from app.openapi import UPLOAD_PROBLEMS, problems, upload_body
-from app.receiving import Reception, is_type, read_json, validated
+from app.receiving import Reception, is_type, read_json, require_one_place, validated
 from app.schemas import (
     REFERENCE_PATTERN,
     SHA256_PATTERN,
     TEXT_PATTERN,
-    Classes,
     Cursor,
     Id,
-    In,
     Limit,
     Page,
     RefFilter,
@@ -30,65 +26,19 @@ from app.schemas import (
     SourceCreated,
     SourceRead,
     Text,
-    Uri,
 )
 from app.service import Service, ServiceDep
 from app.show import show_job, show_source
+from app.uploads import take_upload
 from registry.blobs import BlobWriter
 from registry.errors import Unusable
-from registry.keys import Caller
 from registry.lookup import find, find_named, list_page
-from registry.safetensors_header import Header, HeaderReader
-from registry.sources import check_fit, offer_source, require_usable, try_source
+from registry.sources import check_fit, offer_source, try_source
 from registry.states import JobStatus
 from registry.tables import Job, Model, Source
+from registry.uploads import delete_upload
 
 router = APIRouter(tags=["sources"])
-
-
-def _from_json(value: Any) -> Any:
-    """A form field or query parameter holds a list as JSON."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except ValueError:
-        raise ValueError('must be a JSON list of names, such as ["F", "M"]') from None
-
-
-class SourceFields(In):
-    """What comes beside the bytes, in whichever way they come."""
-
-    model: str = Field(pattern=REFERENCE_PATTERN)
-    name: Text | None = None
-    classes: Annotated[Classes | None, BeforeValidator(_from_json)] = None
-    sha256: Sha256 | None = None
-    uri: Uri | None = None
-
-    @field_validator("classes")
-    @classmethod
-    def _differ(cls, classes: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        if classes and len(set(classes)) < len(classes):
-            raise ValueError("class names given twice")
-        return classes
-
-
-class CheckpointInspector:
-    """Reads the header as it arrives; compares it with the model as soon as both are known."""
-
-    def __init__(self, filename: str, model: Model | None, fields: SourceFields | None) -> None:
-        self.reader = HeaderReader(filename)
-        self.filename = filename
-        self.model = model
-        self.fields = fields
-
-    def feed(self, data: bytes) -> None:
-        header = self.reader.feed(data)
-        if header is not None and self.model is not None and self.fields is not None:
-            check_fit(self.model, header, self.fields.classes, self.filename)
-
-    def finish(self) -> Header:
-        return self.reader.finish()
 
 
 @router.post(
@@ -115,7 +65,6 @@ class CheckpointInspector:
 async def create_source(
     request: Request,
     service: ServiceDep,
-    caller: CallerDep,
     once: OnceDep,
     model: Annotated[
         str | None, Query(pattern=REFERENCE_PATTERN, description="For a raw body: the model.")
@@ -125,26 +74,31 @@ async def create_source(
     sha256: Annotated[Sha256 | None, Query(description="For a raw body: verified.")] = None,
     dry_run: Annotated[bool, Query(description="Score the source; publish nothing.")] = False,
 ) -> JSONResponse:
-    """Send safetensors as multipart, as a raw body, or as JSON with a uri.
+    """Send safetensors as multipart, as a raw body, or as JSON with a uri or a finished upload.
 
     The answer comes when the bytes are safe and the job is queued: poll `Location`. The same
-    bytes offered to the same model again give the same source and job.
+    bytes offered to the same model again give the same source and job. An upload is gone once it
+    is offered; a dry run leaves it.
     """
     given = {"model": model, "name": name, "classes": classes, "sha256": sha256}
     with service.store.create() as writer:
-        offer = Offer(service, caller, writer, {k: v for k, v in given.items() if v is not None})
-        await offer.receive(request)
-        return await run_in_threadpool(offer.accept, once, request.state.request_id, dry_run)
+        offer = Offer(
+            service, once, writer, {key: value for key, value in given.items() if value is not None}
+        )
+        before = await offer.receive(request)
+        if before is not None:
+            return before
+        return await run_in_threadpool(offer.accept, request.state.request_id, dry_run)
 
 
 class Offer:
     """A source on its way in: from a request's bytes to a row, a blob and a job."""
 
     def __init__(
-        self, service: Service, caller: Caller, writer: BlobWriter, fields: dict[str, Any]
+        self, service: Service, once: Once, writer: BlobWriter, fields: dict[str, Any]
     ) -> None:
         self.service = service
-        self.caller = caller
+        self.once = once
         self.reception = Reception(
             writer,
             max_bytes=service.settings.max_upload_bytes,
@@ -154,24 +108,29 @@ class Offer:
         )
         self._inspector: CheckpointInspector | None = None
 
-    async def receive(self, request: Request) -> None:
+    async def receive(self, request: Request) -> JSONResponse | None:
+        """Take the bytes; or find the answer that was given before, to an upload that is gone."""
         if is_type(request, "application/json"):
-            await self._receive_uri(await read_json(request))
-        else:
-            await self.reception.receive(request)
+            self.reception.fields.update(await read_json(request))
+            return await self._receive_from_elsewhere()
+        await self.reception.receive(request)
         if self._inspector is None:
             raise Unusable("no file was sent", hint="send the checkpoint in a part named file")
+        return None
 
-    async def _receive_uri(self, body: dict[str, Any]) -> None:
-        self.reception.fields.update(body)
+    async def _receive_from_elsewhere(self) -> JSONResponse | None:
         fields = validated(SourceFields, self.reception.fields)
-        if fields.uri is None:
-            raise Unusable(
-                "the JSON body has no uri",
-                hint="give a file://, https:// or s3:// uri, or send the file itself",
-            )
+        require_one_place(fields.uri, fields.upload)
+        if fields.upload is not None:
+            before = await run_in_threadpool(self._replay, fields)
+            if before is not None:
+                return before
         await run_in_threadpool(self._find_model, fields.model)  # before anything is fetched
-        await self.reception.fetch(fields.uri)
+        if fields.upload is not None:
+            await take_upload(self.reception, self.service, self.once.owner, fields.upload)
+        elif fields.uri is not None:
+            await self.reception.fetch(fields.uri)
+        return None
 
     async def _begin(self, values: dict[str, Any], filename: str) -> CheckpointInspector:
         """With the model named before the file, a checkpoint of another model ends early."""
@@ -182,12 +141,18 @@ class Offer:
 
     def _find_model(self, reference: str) -> Model:
         with self.service.database.read() as session:
-            found = find_named(session, Model, self.caller.owner, reference)
-            require_usable(found)
-            whole = undefer(Model.manifest)
-            return session.get_one(Model, found.id, options=[whole], populate_existing=True)
+            return find_model(session, self.once.owner, reference)
 
-    def accept(self, once: Once, request_id: str, dry_run: bool) -> JSONResponse:
+    def _replay(self, fields: SourceFields) -> JSONResponse | None:
+        with self.service.database.read() as session:
+            return self.once.replay(session, self._content(fields))
+
+    def _content(self, fields: SourceFields) -> dict[str, Any]:
+        """What was asked: an upload by its id, which never stands for other bytes."""
+        sha256 = None if fields.upload else self.reception.writer.sha256()
+        return {**fields.model_dump(mode="json"), "content": sha256}
+
+    def accept(self, request_id: str, dry_run: bool) -> JSONResponse:
         """Make the bytes safe, then the rows, in one transaction."""
         inspector = self._inspector
         assert inspector is not None  # noqa: S101 - a file was received
@@ -195,18 +160,15 @@ class Offer:
         model = self._find_model(fields.model)
         check_fit(model, inspector.finish(), fields.classes, inspector.filename)
         name = fields.name or inspector.filename
-        service, writer = self.service, self.reception.writer
-        content = {**fields.model_dump(mode="json"), "content": writer.sha256()}
-        with service.database.read() as session:  # what is refused, or known, leaves no blob
-            before = once.replay(session, content)
+        before = self._replay(fields)  # what is refused, or known, leaves no blob
         if before is not None:
             return before
-        with service.store.guard():
-            blob = writer.commit()
-            with service.database.write() as session:
+        with self.service.store.guard():
+            blob = self.reception.writer.commit()
+            with self.service.database.write() as session:
 
                 def act() -> Created:
-                    current = find_named(session, Model, self.caller.owner, model.id)
+                    current = find_named(session, Model, self.once.owner, model.id)
                     details: dict[str, Any] = {
                         "name": name[:200],
                         "classes": fields.classes,
@@ -217,10 +179,12 @@ class Offer:
                         body = SourceCreated(source=None, job=show_job(job))
                         return Created(body, 202, f"/jobs/{job.id}")
                     source, job, new = offer_source(session, current, blob, **details)
+                    if fields.upload is not None:
+                        delete_upload(session, fields.upload)
                     body = SourceCreated(source=show_source(source, job), job=show_job(job))
                     return Created(body, 202 if new else 200, f"/jobs/{job.id}")
 
-                return once.run(session, content, act)
+                return self.once.run(session, self._content(fields), act)
 
 
 @router.get("/sources", summary="List sources, newest first", responses=problems(404))

@@ -10,7 +10,7 @@ from app.auth import CallerDep
 from app.fetching import local_path
 from app.idempotency import Created, Once, OnceDep
 from app.openapi import UPLOAD_PROBLEMS, problems, upload_body
-from app.receiving import Reception, is_type, read_json, validated
+from app.receiving import Reception, is_type, read_json, require_one_place, validated
 from app.schemas import (
     NAME_PATTERN,
     SHA256_PATTERN,
@@ -24,10 +24,12 @@ from app.schemas import (
     TargetCreate,
     TargetCreated,
     TargetRead,
+    UploadId,
     Uri,
 )
 from app.service import Service, ServiceDep
 from app.show import show_job, show_target
+from app.uploads import take_upload
 from registry.blobs import Blob, BlobWriter
 from registry.errors import Unusable
 from registry.lookup import find_named, list_page
@@ -36,6 +38,7 @@ from registry.states import TargetStatus
 from registry.tables import Target
 from registry.targets import create_target as create_target_row
 from registry.targets import delete_target as delete_target_row
+from registry.uploads import delete_upload
 
 router = APIRouter(tags=["targets"])
 
@@ -43,6 +46,7 @@ router = APIRouter(tags=["targets"])
 class TargetFields(In):
     name: Name
     uri: Uri | None = None
+    upload: UploadId | None = None
     sha256: Sha256 | None = None
 
 
@@ -51,7 +55,7 @@ class TargetFields(In):
     status_code=202,
     summary="Register target data",
     response_model=TargetCreated,
-    responses=problems(409, *UPLOAD_PROBLEMS),
+    responses=problems(404, 409, *UPLOAD_PROBLEMS),
     openapi_extra=upload_body(
         TargetCreate,
         {
@@ -68,7 +72,7 @@ async def create_target(
     name: Annotated[Name | None, Query(description="For a raw body: its name.")] = None,
     sha256: Annotated[Sha256 | None, Query(description="For a raw body: verified.")] = None,
 ) -> JSONResponse:
-    """Upload an archive (zip, tar, WebDataset, Parquet, npz), or name a folder or file by its uri.
+    """Send an archive (zip, tar, WebDataset, Parquet, npz), or name a finished upload or a uri.
 
     A folder below one of GRASP_DATA_ROOTS is used where it lies. A job validates the data: poll
     `Location`.
@@ -79,13 +83,16 @@ async def create_target(
     if is_type(request, "application/json"):
         values |= await read_json(request)
         fields = validated(TargetFields, values)
-        if fields.uri is None:
-            raise Unusable("the JSON body has no uri", hint="give one, or upload an archive")
-        if fields.uri.startswith("file:"):
+        require_one_place(fields.uri, fields.upload)
+        if fields.uri is not None and fields.uri.startswith("file:"):
             if fields.sha256 is not None:
                 raise Unusable("data that is used where it lies has no sha256 to be verified")
             await run_in_threadpool(local_path, fields.uri, service.fetching)
             return await run_in_threadpool(_register, service, once, fields, None, request_id)
+        if fields.upload is not None:  # one that is gone may have been answered before
+            before = await run_in_threadpool(_replay, service, once, fields, None)
+            if before is not None:
+                return before
     return await _store_and_register(request, service, once, values, request_id)
 
 
@@ -107,8 +114,10 @@ async def _store_and_register(
             fields=values,
             begin=begin,
         )
-        if "uri" in values:
+        if values.get("uri") is not None:
             await reception.fetch(values["uri"])
+        elif values.get("upload") is not None:
+            await take_upload(reception, service, once.owner, values["upload"])
         else:
             await reception.receive(request)
         if reception.filename is None:
@@ -122,15 +131,26 @@ def _require_free(service: Service, owner: str, name: str) -> None:
         require_free_name(session, Target, owner, name)
 
 
+def _content(fields: TargetFields, writer: BlobWriter | None) -> dict[str, Any]:
+    """What was asked: an upload by its id, which never stands for other bytes."""
+    sent = writer is not None and fields.upload is None
+    return fields.model_dump() | {"content": writer.sha256() if writer and sent else None}
+
+
+def _replay(
+    service: Service, once: Once, fields: TargetFields, writer: BlobWriter | None
+) -> JSONResponse | None:
+    with service.database.read() as session:
+        return once.replay(session, _content(fields, writer))
+
+
 def _register(
     service: Service, once: Once, fields: TargetFields, writer: BlobWriter | None, request_id: str
 ) -> JSONResponse:
-    content = fields.model_dump() | {"content": writer.sha256() if writer else None}
-    with service.database.read() as session:  # what is refused, or known, leaves no blob
-        before = once.replay(session, content)
-        if before is not None:
-            return before
-        require_free_name(session, Target, once.owner, fields.name)
+    before = _replay(service, once, fields, writer)  # what is refused, or known, leaves no blob
+    if before is not None:
+        return before
+    _require_free(service, once.owner, fields.name)
     with service.store.guard():
         blob: Blob | None = writer.commit() if writer else None
         with service.database.write() as session:
@@ -144,10 +164,12 @@ def _register(
                     blob=blob,
                     request_id=request_id,
                 )
+                if fields.upload is not None:
+                    delete_upload(session, fields.upload)
                 body = TargetCreated(target=show_target(target), job=show_job(job))
                 return Created(body, 202, f"/jobs/{job.id}")
 
-            return once.run(session, content, act)
+            return once.run(session, _content(fields, writer), act)
 
 
 @router.get("/targets", summary="List targets, newest first", responses=problems())
