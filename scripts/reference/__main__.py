@@ -9,11 +9,12 @@ when one is no longer what this writes.
 from collections.abc import Callable
 from pathlib import Path
 
-from scripts.reference import cli, http, merge, settings
+from scripts.reference import cli, client, http, merge, settings
 
 ROOT = Path(__file__).parents[2]
 PAGES: dict[str, Callable[[], str]] = {
     "docs/reference/cli.md": cli.page,
+    "docs/reference/client.md": client.page,
     "docs/reference/http.md": http.page,
     "docs/reference/merge.md": merge.page,
     "docs/reference/settings.md": settings.page,

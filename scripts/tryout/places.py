@@ -1,7 +1,7 @@
 """Folders to try a page in, one after the other; each is gone when the next is asked for."""
 
 import subprocess
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -13,10 +13,12 @@ def linked_trees() -> Generator[Path]:
     """Links to all that is in this tree, so that nothing a page writes ends up here."""
     tracked = {Path(name).parts[0] for name in _git("ls-files", folder=ROOT).splitlines()}
     while True:
-        with TemporaryDirectory(prefix=PREFIX) as folder:
-            for name in {*tracked, ".venv"}:
-                Path(folder, name).symlink_to(ROOT / name)
-            yield Path(folder)
+        with TemporaryDirectory(prefix=PREFIX) as name:
+            folder = Path(name)
+            _link([ROOT / entry for entry in tracked], folder)
+            _link((ROOT / ".venv").iterdir(), folder / ".venv")
+            _take_as_it_is(folder / ".venv")
+            yield folder
 
 
 def fresh_clones() -> Generator[Path]:
@@ -27,6 +29,19 @@ def fresh_clones() -> Generator[Path]:
         while True:
             yield Path(folder)
             _git("clean", "-fdxq", "--exclude=.venv", folder=Path(folder))
+
+
+def _link(entries: Iterable[Path], folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    for entry in entries:
+        (folder / entry.name).symlink_to(entry)
+
+
+def _take_as_it_is(environment: Path) -> None:
+    """Let make find nothing to install: the environment is the one that this runs in."""
+    ready = environment / ".ready"
+    ready.unlink(missing_ok=True)
+    ready.touch()
 
 
 def _git(*arguments: str, folder: Path) -> str:
