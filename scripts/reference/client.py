@@ -50,7 +50,7 @@ def page() -> str:
         INTRODUCTION.strip(),
         *(part for name, kind in PARTS.items() for part in _part(f"g.{name}", kind)),
         "## Records",
-        "What the operations return. Their fields mean what they mean over [HTTP](http.md#schemas).",
+        "What the operations return; fields mean what they mean over [HTTP](http.md#schemas).",
         *(part for kind in RECORDS for part in _record(kind)),
         "## Errors",
         f"```text\n{inspect.getdoc(client_errors)}\n```",
@@ -83,4 +83,5 @@ def _signature(plan: Any) -> str:
     mine = [p.replace(annotation=p.empty) for p in found.parameters.values() if p.name != "self"]
     shown = found.replace(parameters=mine, return_annotation=found.empty)
     result = str(found.return_annotation).replace("[C]", "").replace("Telling", "Iterator")
-    return f"{shown} → {re.sub(r'^Plan\[(.+)]$', r'\1', result)}"
+    returned = re.sub(r"^Plan\[(.+)]$", r"\1", result)
+    return f"{shown} → {returned}"
