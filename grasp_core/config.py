@@ -80,9 +80,9 @@ class RefineConfig(Frozen):
     """Stage 5: fine-tuning on the target with AdamW and a cosine schedule."""
 
     epochs: int = Field(3, ge=0, description="0 skips refinement.")
-    lr: float = Field(5e-5, gt=0.0)
-    weight_decay: float = Field(0.01, ge=0.0)
-    batch_size: int = Field(32, ge=1)
+    lr: float = Field(5e-5, gt=0.0, description="Learning rate of the first epoch.")
+    weight_decay: float = Field(0.01, ge=0.0, description="AdamW's.")
+    batch_size: int = Field(32, ge=1, description="Images per step, and per step of evaluation.")
     patience: int | None = Field(
         None, ge=1, description="Stop after so many epochs without a better one; None: never."
     )
@@ -112,7 +112,7 @@ class GateConfig(Frozen):
 class FoldConfig(Frozen):
     """All parameters of a fold. The defaults are what measured best: docs/adr/0004."""
 
-    method: Literal["grasp"] = "grasp"
+    method: Literal["grasp"] = Field("grasp", description="How a source is folded in.")
     preset: Literal["paper"] | None = Field(
         None, description="Start from a named set of values; what is given explicitly wins."
     )
@@ -126,7 +126,7 @@ class FoldConfig(Frozen):
         1.0, description="λ: aligned parameters become λ·source + (1 - λ)·merged."
     )
     alignment_batches: int = Field(8, ge=1, description="Batches whose gradients are summed.")
-    alignment_batch_size: int = Field(32, ge=1)
+    alignment_batch_size: int = Field(32, ge=1, description="Images in each of them.")
     merged_mode: Mode = Field("eval", description="Mode in which the merged model is compared.")
     source_mode: Mode = Field("eval", description="Mode in which the source is compared.")
     norm_stats: NormStats = Field(
@@ -145,8 +145,10 @@ class FoldConfig(Frozen):
     compile: str | None = Field(
         None, description="torch.compile backend for refinement, such as inductor."
     )
-    device: str = Field("auto", description="auto takes CUDA, then MPS, then the CPU.")
-    seed: int = 0
+    device: str = Field(
+        "auto", description="auto takes CUDA, then MPS, then the CPU. The service decides itself."
+    )
+    seed: int = Field(0, description="Of every random choice, with the version and the source.")
 
     @model_validator(mode="before")
     @classmethod

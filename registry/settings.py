@@ -35,71 +35,142 @@ RUNG_LOOK_S = 30.0  # the broker may lose everything at any time
 
 
 class Settings(BaseSettings):
-    """Each field is a GRASP_ variable; .env.example lists them. The environment wins over .env."""
+    """Each field is a GRASP_ variable; the environment wins over .env.
+
+    `make docs` writes docs/reference/settings.md and .env.example from their descriptions.
+    """
 
     model_config = SettingsConfigDict(
         env_prefix="GRASP_", env_file=".env", env_ignore_empty=True, extra="ignore", frozen=True
     )
 
-    home: Path = Field(Path(".grasp"), description="Directory of everything the service keeps.")
-    host: str = Field("127.0.0.1", description="Address the API listens on.")
-    port: int = Field(8000, ge=0, le=65535, description="Port of the API; 0 takes a free one.")
+    home: Path = Field(
+        Path(".grasp"),
+        description="Directory of everything the service keeps: database, blobs, work in progress,"
+        " caches.",
+    )
+    host: str = Field(
+        "127.0.0.1",
+        description="Address the API listens on. Only loopback addresses are accepted until there"
+        " are API keys.",
+    )
+    port: int = Field(
+        8000, ge=0, le=65535, description="Port the API listens on; 0 takes a free one."
+    )
 
     database_url: str | None = Field(
-        None, description="SQLAlchemy URL of the database; unset: SQLite in the home."
+        None,
+        description="SQLAlchemy URL of the database, such as"
+        " postgresql+psycopg://user:password@host/grasp. Unset: SQLite in the home.",
     )
-    database_pool: int = Field(10, ge=1, description="Connections per process to a server.")
+    database_pool: int = Field(
+        10,
+        ge=1,
+        description="Connections that the API keeps to a database server; it opens as many again"
+        " when busy.",
+    )
     broker_url: str | None = Field(
         None,
-        description="Celery broker, such as redis://host/0; unset: workers look by themselves.",
+        description="Celery broker, such as redis://host/0, that tells workers of new jobs; it may"
+        " lose them all. Unset: idle workers look every GRASP_POLL_SECONDS.",
     )
     blob_url: str | None = Field(
         None,
-        description="Where blobs are kept: file:///… or s3://bucket/prefix; "
-        "unset: a folder in the home.",
+        description="Where blobs are kept: file:///srv/blobs, or s3://bucket/prefix. Credentials"
+        " and region come from AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, or the"
+        " machine's role. Unset: a folder in the home.",
     )
     blob_endpoint: str | None = Field(
-        None, description="URL of an S3-compatible store; unset: Amazon's."
+        None,
+        description="URL of an S3-compatible store, such as http://minio:9000; only here is http://"
+        " accepted. Unset: Amazon's.",
     )
     blob_cache_bytes: int = Field(
-        50 * 2**30, gt=0, description="Room for copies of blobs that are kept elsewhere."
+        50 * 2**30,
+        gt=0,
+        description="Room on this machine's disk for copies of blobs that are kept on S3, in bytes:"
+        " 50 GiB.",
     )
     presigned_downloads: bool = Field(
-        False, description="Send clients to the S3 store for the bytes of a version."
+        False,
+        description="Send clients to the S3 store for the bytes of a version, with a URL that is"
+        " valid for minutes; they must be able to reach it. False: the API sends the bytes.",
     )
-    data_roots: Paths = Field((), description="Folders that file:// URIs may lie in.")
-    allowed_hosts: Names = Field((), description="Hosts that https:// URIs may name.")
-    allowed_buckets: Names = Field((), description="Buckets that s3:// URIs may name.")
-    max_upload_bytes: int = Field(20 * 2**30, gt=0, description="Largest upload.")
+    data_roots: Paths = Field(
+        (),
+        description="Folders that file:// URIs may lie in, such as /data/faces,/data/xrays. None:"
+        " file:// is refused.",
+    )
+    allowed_hosts: Names = Field(
+        (),
+        description="Hosts that https:// URIs may name, such as models.example.org. None: https://"
+        " is refused.",
+    )
+    allowed_buckets: Names = Field(
+        (),
+        description="Buckets that s3:// URIs may name, such as checkpoints; at GRASP_BLOB_ENDPOINT,"
+        " if that is set, with the same credentials. None: s3:// is refused.",
+    )
+    max_upload_bytes: int = Field(20 * 2**30, gt=0, description="Largest upload, in bytes: 20 GiB.")
     upload_expiry_seconds: float = Field(
-        86_400.0, gt=0, description="An upload in parts that stood still so long is deleted."
+        86_400.0,
+        gt=0,
+        description="Time, in seconds, after which an upload in parts (tus) that got no more bytes,"
+        " or was never made use of, is deleted: a day.",
     )
     accel_redirect: str | None = Field(
-        None, description="Prefix under which nginx serves the blobs itself (X-Accel-Redirect)."
+        None,
+        description="Prefix under which an nginx in front serves the blobs itself"
+        " (X-Accel-Redirect). Unset: the API sends them.",
     )
 
-    workers: int = Field(1, ge=0, description="Worker processes that `grasp serve` starts.")
+    workers: int = Field(
+        1,
+        ge=0,
+        description="Worker processes that `grasp serve` starts beside the API; 0 if workers run"
+        " elsewhere.",
+    )
     device: str = Field("auto", description="Where folds run: auto, cpu, cuda, cuda:1, mps.")
-    threads: int | None = Field(None, ge=1, description="torch threads of a job; unset: its own.")
+    threads: int | None = Field(
+        None, ge=1, description="torch threads of one job. Unset: torch's own choice."
+    )
     job_memory_bytes: int | None = Field(
-        None, gt=0, description="Memory limit of a job's process; unset: what the machine has."
+        None,
+        gt=0,
+        description="Memory limit of a job's process, in bytes. Unset: what the machine has.",
     )
-    warm_spare: bool = Field(True, description="Keep a process with torch loaded for the next job.")
+    warm_spare: bool = Field(
+        True,
+        description="Keep a process with torch loaded for the next job, which then starts seconds"
+        " earlier.",
+    )
 
-    poll_seconds: float = Field(1.0, gt=0, description="How often an idle worker looks for jobs.")
-    lease_seconds: float = Field(
-        60.0, gt=0, description="A worker silent so long has lost its job."
+    poll_seconds: float = Field(
+        1.0, gt=0, description="How often an idle worker looks for jobs, in seconds."
     )
-    heartbeat_seconds: float = Field(15.0, gt=0, description="How often a lease is renewed.")
+    lease_seconds: float = Field(
+        60.0,
+        gt=0,
+        description="A worker that is silent so long, in seconds, has lost its job to another.",
+    )
+    heartbeat_seconds: float = Field(
+        15.0,
+        gt=0,
+        description="How often a worker renews its lease, in seconds; several times per lease.",
+    )
     max_attempts: int = Field(3, ge=1, description="Attempts at a job before it has failed.")
     collect_age_seconds: float = Field(
-        60.0, ge=0, description="Age at which bytes that nothing refers to are deleted."
+        60.0,
+        ge=0,
+        description="Age, in seconds, at which bytes that nothing refers to are deleted.",
     )
 
     log_format: Literal["auto", "console", "json"] = Field(
-        "auto", description="auto: console in a terminal, JSON elsewhere."
+        "auto", description="auto: console in a terminal, json elsewhere."
     )
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="debug, info, warning or error."
+    )
 
     @field_validator("blob_url")
     @classmethod

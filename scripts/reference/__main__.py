@@ -1,4 +1,4 @@
-"""Write the pages of docs/reference/ that say what the code says, from the code.
+"""Write what says the same as the code from the code: pages of docs/reference/, .env.example.
 
     python -m scripts.reference
 
@@ -13,6 +13,7 @@ from scripts.reference import cli, client, http, merge, settings
 
 ROOT = Path(__file__).parents[2]
 PAGES: dict[str, Callable[[], str]] = {
+    ".env.example": settings.env_example,
     "docs/reference/cli.md": cli.page,
     "docs/reference/client.md": client.page,
     "docs/reference/http.md": http.page,
