@@ -22,6 +22,7 @@ POLICY: dict[str, Scope | Literal["public"]] = {
     "create_target": "write",
     "list_targets": "read",
     "get_target": "read",
+    "get_target_samples": "read",
     "delete_target": "write",
     "create_model": "write",
     "list_models": "read",

@@ -153,6 +153,7 @@ EXAMPLES: dict[str, Any] = {  # by the name of the schema
     **{f"Page_{name}_": {"items": [it], "next_cursor": None} for name, it in _read.items()},
     "TargetCreate": {"name": "faces-1990s", "uri": "file:///data/faces"},
     "TargetCreateForm": {"name": "faces-1990s", "file": "…"},
+    "TargetSamples": {"items": [{"class": "F", "split": "train", "png": "iVBORw0KGgo="}]},
     "TargetCreated": {"target": _target, "job": _job},
     "ModelCreate": _model_create,
     "ModelCreateForm": {"model": json.dumps(_model_create), "file": "…"},

@@ -131,6 +131,16 @@ class TargetRead(Out):
     links: dict[str, str]
 
 
+class TargetSample(Out):
+    class_name: str = Field(alias="class")
+    split: Literal["train", "val", "test"]
+    png: str = Field(description="At most 96 pixels wide and high, in base64.")
+
+
+class TargetSamples(Out):
+    items: list[TargetSample]
+
+
 class TargetCreated(Out):
     target: TargetRead
     job: JobRead

@@ -75,7 +75,11 @@ def show_target(target: Target) -> TargetRead:
         error=target.error,
         job=target.job_id,
         created_at=target.created_at,
-        links={"self": f"/targets/{target.id}", "job": f"/jobs/{target.job_id}"},
+        links={
+            "self": f"/targets/{target.id}",
+            "samples": f"/targets/{target.id}/samples",
+            "job": f"/jobs/{target.job_id}",
+        },
     )
 
 

@@ -234,7 +234,7 @@ class Upload(Base):
 
 
 class UploadPart(Base):
-    """What one request brought: a blob, which lies at `offset` in the whole."""
+    """What a request brought, or a piece of it: a blob, which lies at `offset` in the whole."""
 
     __tablename__ = "upload_parts"
 

@@ -1,5 +1,6 @@
 """Targets: registered once, validated by a job, removed when no model needs them."""
 
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -51,11 +52,16 @@ def create_target(
 
 
 def record_validation(
-    session: Session, lease: Lease, summary: dict[str, Any], now: datetime
+    session: Session,
+    lease: Lease,
+    summary: dict[str, Any],
+    now: datetime,
+    *,
+    samples: Sequence[Mapping[str, str]] = (),
 ) -> None:
-    """The target is fit for use. Raises LeaseLost."""
+    """The target is fit for use, and looks like its samples. Raises LeaseLost."""
     close(session, lease, "succeeded", now)
-    values = {"status": "ready", "summary": summary, "error": None}
+    values = {"status": "ready", "summary": summary, "samples": list(samples), "error": None}
     change(session, Target, Target.id == lease.queue_id, values)
 
 

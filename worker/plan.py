@@ -91,7 +91,9 @@ def record(
     """Make a result last. Raises LeaseLost, and StaleBase if a fold's base is no longer newest."""
     match result:
         case TargetSummary():
-            record_validation(session, lease, asdict(result), now)
+            summary = asdict(result)
+            samples = summary.pop("samples")
+            record_validation(session, lease, summary, now, samples=samples)
         case Prepared():
             manifest = result.manifest.model_dump(mode="json")
             record_preparation(session, lease, result.classes, manifest, now)

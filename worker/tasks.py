@@ -49,6 +49,7 @@ class TargetSummary:
     broken: tuple[dict[str, str], ...]  # name and reason of the first few
     broken_count: int
     images: int  # that can be used
+    samples: tuple[dict[str, str], ...] = ()  # a few small ones: class, split and png
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,7 @@ class ValidateTarget:
     def run(self, report: Report) -> TargetSummary:
         """Raises TargetError if the data cannot be used; leaves nothing in the cache."""
         from grasp_core.data import Limits, TargetData
+        from worker.samples import sample_images
 
         report("hash", 0.0, {})
         limits = Limits() if self.max_bytes is None else Limits(max_bytes=self.max_bytes)
@@ -106,6 +108,7 @@ class ValidateTarget:
                 progress=_decoding(report),
             )
             counts = {str(split): found for split, found in target.counts().items()}
+            samples = sample_images(target)
         return TargetSummary(
             classes=target.classes,
             fingerprint=target.fingerprint,
@@ -113,6 +116,7 @@ class ValidateTarget:
             broken=tuple(image._asdict() for image in target.broken[:LISTED]),
             broken_count=len(target.broken),
             images=sum(sum(found.values()) for found in counts.values()),
+            samples=samples,
         )
 
 

@@ -24,6 +24,7 @@ from app.schemas import (
     TargetCreate,
     TargetCreated,
     TargetRead,
+    TargetSamples,
     UploadId,
     Uri,
 )
@@ -194,6 +195,18 @@ def list_targets(
 def get_target(target: Reference, service: ServiceDep, caller: CallerDep) -> TargetRead:
     with service.database.read() as session:
         return show_target(find_named(session, Target, caller.owner, target))
+
+
+@router.get(
+    "/targets/{target}/samples",
+    summary="A few small images of a target",
+    responses=problems(404),
+)
+def get_target_samples(target: Reference, service: ServiceDep, caller: CallerDep) -> TargetSamples:
+    """Some of each class, class by class; none until the target is validated."""
+    with service.database.read() as session:
+        found = find_named(session, Target, caller.owner, target)
+        return TargetSamples.model_validate({"items": found.samples or []})
 
 
 @router.delete(

@@ -107,6 +107,15 @@ def test_a_taken_name_leaves_no_bytes_behind(world: World) -> None:
         assert (answer.status_code, answer.json()["code"]) == (409, "name_taken")
 
 
+def test_samples_are_shown_once_it_is_validated(world: World) -> None:
+    samples = [{"class": name, "split": "train", "png": "iVBORw0KGgo="} for name in ("F", "M")]
+    link = world.post_target().json()["target"]["links"]["samples"]
+    assert world.client.get(link).json() == {"items": []}
+    world.validate(samples)
+    assert world.client.get(link).json() == {"items": samples}
+    assert world.client.get("/targets/faces/samples").json() == {"items": samples}
+
+
 def test_a_target_in_use_cannot_be_removed(world: World) -> None:
     world.ready_model()
 

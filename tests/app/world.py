@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,10 +132,10 @@ class World:
         assert lease is not None
         return lease
 
-    def validate(self) -> None:
+    def validate(self, samples: Sequence[Mapping[str, str]] = ()) -> None:
         lease = self.claim()
         with self.database.write() as session:
-            record_validation(session, lease, SUMMARY, utc_now())
+            record_validation(session, lease, SUMMARY, utc_now(), samples=samples)
 
     def prepare(self) -> None:
         lease = self.claim()
