@@ -2,19 +2,33 @@
 
 from ipaddress import ip_address
 from typing import Annotated, Final, Literal
-from urllib.parse import SplitResult, urlsplit
 
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
-from app.errors import Forbidden, Unauthorized
-from app.service import ServiceDep
+from app.browsers import cookie_secret, split_url
+from app.errors import Forbidden, KeyNeeded, Unauthorized
+from app.service import Service, ServiceDep
 from registry.keys import Caller, any_keys, authenticate, note_use, use_is_due
 from registry.tables import Scope, utc_now
 
 PUBLIC: Final = "public"
 POLICY: dict[str, Scope | Literal["public"]] = {
-    "show_dashboard": PUBLIC,  # a page without data; its script asks the API like anybody else
+    "show_login": PUBLIC,
+    "log_in": PUBLIC,
+    "log_out": PUBLIC,
+    "show_docs": PUBLIC,
+    "get_asset": PUBLIC,  # scripts and styles, without data
+    "show_models": "read",
+    "show_model_page": "read",
+    "show_version_page": "read",
+    "show_comparison": "read",
+    "show_jobs": "read",
+    "show_job_page": "read",
+    "show_upload": "write",
+    "show_targets": "read",
+    "show_target_page": "read",
+    "show_workers": "read",
     "healthz": PUBLIC,
     "readyz": PUBLIC,
     "show_metrics": "admin",  # of all owners together
@@ -70,7 +84,7 @@ def authorize(
         raise Forbidden("this operation has no policy, so nobody may use it")
     if needed == PUBLIC:
         return Caller(owner="", scope="read")
-    caller = _identify(request, service, credentials)
+    caller = identify(request, service, credentials)
     if not caller.may(needed):
         raise Forbidden(
             f"this needs a key of scope {needed}; yours has {caller.scope}",
@@ -82,18 +96,20 @@ def authorize(
 CallerDep = Annotated[Caller, Depends(authorize)]
 
 
-def _identify(
-    request: Request, service: ServiceDep, credentials: HTTPAuthorizationCredentials | None
+def identify(
+    request: Request, service: Service, credentials: HTTPAuthorizationCredentials | None
 ) -> Caller:
+    """Whose key it is: of the header, or of whoever signed in. Raises Unauthorized, Forbidden."""
     now = utc_now()
+    secret = credentials.credentials if credentials else cookie_secret(request)
     with service.database.read() as session:
         if not any_keys(session):
             _require_local(request)
             return LOCAL
-        found = authenticate(session, credentials.credentials, now) if credentials else None
+        found = authenticate(session, secret, now) if secret else None
     if found is None:
-        raise Unauthorized(
-            "the key is unknown, revoked or expired" if credentials else "a key is needed",
+        raise KeyNeeded(
+            "the key is unknown, revoked or expired" if secret else "a key is needed",
             hint="send `Authorization: Bearer <key>`; `grasp admin keys create` makes one",
         )
     caller, key = found
@@ -114,21 +130,13 @@ def _require_local(request: Request) -> None:
             "there are no API keys, so only loopback addresses are served, and no proxies",
             hint="make a key with `grasp admin keys create`",
         )
-    if not is_loopback(_split(f"//{host}").hostname or ""):
+    if not is_loopback(split_url(f"//{host}").hostname or ""):
         raise Forbidden(
             f"the Host header says {host!r}, not this machine",
             hint="use http://127.0.0.1, or make a key with `grasp admin keys create`",
         )
-    if origin and _split(origin).netloc != host:
+    if origin and split_url(origin).netloc != host:
         raise Forbidden(f"the page {origin} may not use this service without a key")
-
-
-def _split(url: str) -> SplitResult:
-    """What cannot be understood names no host at all."""
-    try:
-        return urlsplit(url)
-    except ValueError:
-        return urlsplit("")
 
 
 def is_loopback(host: str) -> bool:

@@ -86,6 +86,10 @@ class Unauthorized(GraspError):
     code = "unauthorized"
 
 
+class KeyNeeded(Unauthorized):
+    """There are keys, and this request came without a valid one."""
+
+
 class Forbidden(GraspError):
     code = "forbidden"
 

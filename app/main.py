@@ -10,6 +10,8 @@ from fastapi.concurrency import run_in_threadpool
 from app.auth import authorize
 from app.errors import install_error_handlers
 from app.openapi import DESCRIPTION, TAGS, install_openapi
+from app.pages import router as pages
+from app.pages.answers import PageAnswers
 from app.requests import RequestContext
 from app.routes import jobs, models, sources, system, targets, uploads, versions
 from app.service import Service
@@ -36,15 +38,18 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         openapi_tags=TAGS,
         lifespan=lifespan,
         dependencies=[Depends(authorize)],
+        docs_url=None,  # of the pages, which need no network
         redoc_url=None,
         generate_unique_id_function=lambda route: route.name,
     )
     app.state.settings = settings or Settings()
     for room in (targets, models, versions, sources, uploads, jobs, system):
         app.include_router(room.router)
+    app.include_router(pages)
     install_error_handlers(app)
     install_openapi(app)
     app.add_middleware(RequestContext)
+    app.add_middleware(PageAnswers)
     app.add_middleware(TusHeaders)
     return app
 

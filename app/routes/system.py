@@ -3,11 +3,10 @@
 from collections.abc import Callable
 from datetime import timedelta
 from importlib.metadata import version
-from importlib.resources import files
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
-from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.responses import JSONResponse
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
@@ -118,8 +117,3 @@ def show_worker(session: Session, worker: Worker, service: Service, caller: Call
 def show_metrics(service: ServiceDep) -> Response:
     with service.database.read() as session:
         return Response(render_metrics(session, service.settings), media_type=CONTENT_TYPE)
-
-
-@router.get("/", summary="The dashboard", response_class=HTMLResponse, include_in_schema=False)
-def show_dashboard() -> HTMLResponse:
-    return HTMLResponse(files("app").joinpath("dashboard.html").read_text())

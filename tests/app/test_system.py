@@ -61,15 +61,6 @@ def test_workers_are_listed_filtered_and_paged(world: World) -> None:
     assert world.client.get("/workers?limit=4").json()["next_cursor"] is None
 
 
-def test_the_dashboard_is_a_page_without_data(world: World) -> None:
-    world.ready_model("secret-model")
-    world.key("ann", "admin")
-    answer = world.client.get("/")
-    assert answer.headers["content-type"].startswith("text/html")
-    assert "<!doctype html>" in answer.text
-    assert "secret-model" not in answer.text
-
-
 def test_the_documentation_is_there(world: World) -> None:
     world.key("ann", "admin")
     assert world.client.get("/docs").status_code == 200

@@ -1,0 +1,107 @@
+"""How well the gradients of source and merged model agree, parameter by parameter."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from app.charts.layers import in_blocks
+from app.charts.scales import Scale
+from app.charts.svg import drawing, element
+
+WIDTH, HEIGHT = 960, 300
+LEFT, RIGHT, TOP, BOTTOM = 46, 50, 14, 30
+CHARACTER = 7.0  # width of one in a label
+MOST_TITLES = 500  # with more, a page of titles outweighs the rest
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """One parameter tensor: its alignment, and how much of it was taken over."""
+
+    name: str
+    size: int
+    alignment: float
+    transferred: float
+
+
+def alignment_chart(parameters: Sequence[Aligned], tau: float | None) -> Markup:
+    """A stem for each parameter, in the order of the layers; τ is a line across."""
+    lowest = min((p.alignment for p in parameters), default=0.0)
+    low = next(mark for mark in (-0.1, -0.5, -1.0) if mark <= max(lowest, -1.0))
+    y = Scale(low, 1.0, HEIGHT - BOTTOM, TOP)
+    x = Scale(-0.5, len(parameters) - 0.5, LEFT, WIDTH - RIGHT)
+    parts = [*_grid(y), *_blocks(parameters, x), *_stems(parameters, x, y)]
+    if tau is not None:
+        parts += _threshold(tau, y)
+    title = "Alignment of each parameter"
+    return drawing(WIDTH, HEIGHT, title, _told(parameters, tau), parts, class_="chart wide")
+
+
+def _told(parameters: Sequence[Aligned], tau: float | None) -> str:
+    taken = sum(p.transferred > 0 for p in parameters)
+    above = f" with alignment above the threshold {tau:.3f}" if tau is not None else ""
+    return f"{taken} of {len(parameters)} parameter tensors were transferred{above}"
+
+
+def _grid(y: Scale) -> list[Markup]:
+    parts = []
+    for mark in (-1.0, -0.5, 0.0, 0.5, 1.0):
+        if mark >= y.low:
+            zero = " zero" if mark == 0 else ""
+            place = y(mark)
+            line = {"x1": LEFT, "x2": WIDTH - RIGHT, "y1": place, "y2": place}
+            parts.append(element("line", class_=f"grid{zero}", **line))
+            label = f"{mark:g}".replace("-", "−")
+            parts.append(
+                element("text", label, class_="tick", x=LEFT - 8, y=place + 4, text_anchor="end")
+            )
+    return parts
+
+
+def _blocks(parameters: Sequence[Aligned], x: Scale) -> list[Markup]:
+    """Where each block begins, and its name where there is room for it."""
+    parts, begin = [], 0
+    for group in in_blocks(parameters, lambda p: p.name):
+        left, right = x(begin - 0.5), x(begin + len(group.items) - 0.5)
+        begin += len(group.items)
+        parts.append(element("line", class_="block", x1=left, x2=left, y1=TOP, y2=HEIGHT - BOTTOM))
+        if len(group.name) * CHARACTER < right - left:
+            middle, below = (left + right) / 2, HEIGHT - BOTTOM + 18
+            parts.append(
+                element("text", group.name, class_="tick", x=middle, y=below, text_anchor="middle")
+            )
+    return parts
+
+
+def _stems(parameters: Sequence[Aligned], x: Scale, y: Scale) -> list[Markup]:
+    radius = min(4.5, max(1.2, 0.4 * (x(1) - x(0))))
+    parts = []
+    for i, p in enumerate(parameters):
+        place, height = x(i), y(p.alignment)
+        kind = "taken" if p.transferred > 0 else "left"
+        told = [element("title", _words(p))] if len(parameters) <= MOST_TITLES else []
+        parts.append(
+            element(
+                "g",
+                *told,
+                element("line", x1=place, x2=place, y1=y(0), y2=height),
+                element("circle", cx=place, cy=height, r=radius),
+                class_=kind,
+            )
+        )
+    return parts
+
+
+def _words(parameter: Aligned) -> str:
+    share = parameter.transferred
+    fate = "transferred" if share == 1 else f"{share:.0%} transferred" if share else "kept"
+    return f"{parameter.name}: alignment {parameter.alignment:.3f}, {fate}"
+
+
+def _threshold(tau: float, y: Scale) -> list[Markup]:
+    place = y(tau)
+    return [
+        element("line", class_="threshold", x1=LEFT, x2=WIDTH - RIGHT, y1=place, y2=place),
+        element("text", f"τ {tau:.2f}", class_="threshold", x=WIDTH - RIGHT + 5, y=place + 4),
+    ]

@@ -1,0 +1,123 @@
+"""The jobs, and one of them while it runs and after."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fastapi import APIRouter
+from fastapi.responses import HTMLResponse
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from app.pages.measured import STAGE_NAMES, measured
+from app.pages.origins import origins
+from app.pages.rendering import PageDep
+from app.pages.reports import read_report, source_names
+from app.schemas import Cursor, Id, JobRead, RefFilter
+from app.service import ServiceDep
+from app.show import show_job
+from registry.lookup import find, find_named, list_page
+from registry.states import ACTIVE, JobStatus
+from registry.tables import Job, Model, Source, Target
+
+JOBS_PER_PAGE = 40
+FOLD = {"decode": "Decode the target", **STAGE_NAMES}
+STAGES: dict[str, Mapping[str, str]] = {
+    "validate": {"hash": "Read the archive", "decode": "Decode every image"},
+    "prepare": {"build": "Build the architecture", "decode": "Decode the target"},
+    "fold": FOLD,
+    "dry_run": FOLD,
+}
+
+router = APIRouter()
+
+
+@dataclass(frozen=True)
+class Task:
+    """A job, and the names of what it is about."""
+
+    job: JobRead
+    model: str | None
+    target: str | None
+    source: str | None
+
+    @property
+    def words(self) -> str:
+        """What it does."""
+        match self.job.kind:
+            case "validate":
+                return f"Validate {self.target}"
+            case "prepare":
+                return f"Prepare {self.model}"
+            case "dry_run":
+                return f"Try {self.source} on {self.model}"
+            case "fold":
+                return f"Fold {self.source} into {self.model}"
+
+
+@router.get("/ui/jobs")
+def show_jobs(
+    service: ServiceDep,
+    page: PageDep,
+    model: RefFilter = None,
+    status: JobStatus | None = None,
+    cursor: Cursor = None,
+) -> HTMLResponse:
+    owner = page.caller.owner
+    with service.database.read() as session:
+        conditions = []
+        if model is not None:
+            conditions.append(Job.model_id == find_named(session, Model, owner, model).id)
+        if status is not None:
+            conditions.append(Job.status == status)
+        found = list_page(session, Job, owner, conditions, limit=JOBS_PER_PAGE, cursor=cursor)
+        return page.show(
+            "jobs.html",
+            tasks=tasks(session, found.items),
+            next_cursor=found.next_cursor,
+            model=model,
+            status=status,
+        )
+
+
+def tasks(session: Session, jobs: Sequence[Job]) -> list[Task]:
+    names: dict[str | None, str] = {}
+    for table, ids in (
+        (Model, {job.model_id for job in jobs}),
+        (Target, {job.target_id for job in jobs}),
+        (Source, {job.source_id for job in jobs}),
+    ):
+        query = select(table.id, table.name).where(table.id.in_(ids))
+        names |= {row.id: row.name for row in session.execute(query)}
+    return [
+        Task(
+            job=show_job(job),
+            model=names.get(job.model_id),
+            target=names.get(job.target_id),
+            source=job.candidate["name"] if job.candidate else names.get(job.source_id),
+        )
+        for job in jobs
+    ]
+
+
+@router.get("/ui/jobs/{job}")
+def show_job_page(job: Id, service: ServiceDep, page: PageDep) -> HTMLResponse:
+    with service.database.read() as session:
+        row = find(session, Job, page.caller.owner, job)
+        model = session.get(Model, row.model_id) if row.model_id else None
+        report = read_report(session, row.id) if model else None
+        return page.show(
+            "job.html",
+            task=tasks(session, [row])[0],
+            stages=STAGES[row.kind],
+            ahead=_ahead(session, row),
+            measured=measured(report, model.classes or ()) if report and model else None,
+            origins=origins(report, source_names(session, model.id)) if report and model else None,
+        )
+
+
+def _ahead(session: Session, job: Job) -> int:
+    """How many must end before it begins."""
+    earlier = select(func.count()).where(
+        Job.queue_id == job.queue_id, Job.status.in_(ACTIVE), Job.seq < job.seq
+    )
+    return session.scalar(earlier) or 0

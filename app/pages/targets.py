@@ -1,0 +1,84 @@
+"""The targets, and one of them with pictures of its classes."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fastapi import APIRouter
+from fastapi.responses import HTMLResponse
+from markupsafe import Markup
+from sqlalchemy import select
+
+from app.charts import bar
+from app.pages.rendering import PageDep
+from app.schemas import Cursor, Reference
+from app.service import ServiceDep
+from app.show import show_model, show_target
+from registry.lookup import find_named, list_page
+from registry.tables import Model, Target
+
+TARGETS_PER_PAGE = 30
+SPLITS = {"train": "Training", "val": "Validation", "test": "Test"}
+MOST_CLASSES = 100
+MOST_SAMPLES = 6  # of a class
+
+router = APIRouter()
+
+
+@dataclass(frozen=True)
+class ClassRow:
+    """A class: how many images it has in each split, and a few of them."""
+
+    name: str
+    counts: Sequence[int]
+    total: int
+    bar: Markup
+    samples: Sequence[str]  # data: URIs
+
+
+@router.get("/ui/targets")
+def show_targets(service: ServiceDep, page: PageDep, cursor: Cursor = None) -> HTMLResponse:
+    owner = page.caller.owner
+    with service.database.read() as session:
+        found = list_page(session, Target, owner, [], limit=TARGETS_PER_PAGE, cursor=cursor)
+        return page.show(
+            "targets.html",
+            targets=[show_target(row) for row in found.items],
+            next_cursor=found.next_cursor,
+        )
+
+
+@router.get("/ui/targets/{target}")
+def show_target_page(target: Reference, service: ServiceDep, page: PageDep) -> HTMLResponse:
+    with service.database.read() as session:
+        row = find_named(session, Target, page.caller.owner, target)
+        session.refresh(row, ["samples"])
+        users = select(Model).where(Model.target_id == row.id).order_by(Model.id.desc())
+        return page.show(
+            "target.html",
+            target=show_target(row),
+            classes=_classes(row),
+            splits=SPLITS,
+            models=[show_model(model) for model in session.scalars(users)],
+        )
+
+
+def _classes(target: Target) -> list[ClassRow]:
+    summary = target.summary or {}
+    counts: Mapping[str, Mapping[str, int]] = summary.get("counts", {})
+    names: list[str] = summary.get("classes", [])
+    table = {name: [counts.get(split, {}).get(name, 0) for split in SPLITS] for name in names}
+    largest = max((sum(row) for row in table.values()), default=0) or 1
+    samples = _samples(target)
+    return [
+        ClassRow(name, row, sum(row), bar(sum(row) / largest), samples.get(name, ()))
+        for name, row in list(table.items())[:MOST_CLASSES]
+    ]
+
+
+def _samples(target: Target) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for sample in target.samples or ():
+        images = found.setdefault(sample["class"], [])
+        if len(images) < MOST_SAMPLES:
+            images.append(f"data:image/png;base64,{sample['png']}")
+    return found

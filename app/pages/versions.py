@@ -1,0 +1,38 @@
+"""A version's report."""
+
+from fastapi import APIRouter
+from fastapi.responses import HTMLResponse
+
+from app.pages.measured import measured
+from app.pages.origins import origins
+from app.pages.rendering import PageDep
+from app.pages.reports import Report, flat, read_report, source_names
+from app.schemas import Number, Reference
+from app.service import ServiceDep
+from app.show import show_model, show_version
+from registry.lookup import find_named
+from registry.tables import Model, Source
+from registry.versions import find_version
+
+router = APIRouter()
+
+
+@router.get("/ui/models/{model}/versions/{number}")
+def show_version_page(
+    model: Reference, number: Number, service: ServiceDep, page: PageDep
+) -> HTMLResponse:
+    with service.database.read() as session:
+        row = find_named(session, Model, page.caller.owner, model)
+        version = find_version(session, row, number)
+        report = read_report(session, version.job_id) or Report()
+        source = session.get(Source, version.source_id) if version.source_id else None
+        return page.show(
+            "version.html",
+            model=show_model(row),
+            version=show_version(version),
+            source=source.name if source else None,
+            measured=measured(report, row.classes or ()),
+            environment=flat(report.environment),
+            parameters=flat(report.config),
+            origins=origins(report, source_names(session, row.id)),
+        )

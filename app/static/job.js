@@ -1,0 +1,88 @@
+// A job while it runs: each event moves the bar, the steps and the loss curve.
+
+import { refresh } from "./page.js";
+
+const ENDED = ["succeeded", "rejected", "failed", "cancelled"];
+const WIDTH = 560;
+const HEIGHT = 160;
+const losses = []; // [progress, loss]
+
+const region = document.getElementById("job");
+if (region?.dataset.events) follow(region.dataset.events);
+
+function follow(path) {
+  const events = new EventSource(path);
+  events.addEventListener("job", async (event) => {
+    const job = JSON.parse(event.data);
+    if (ENDED.includes(job.status)) {
+      events.close();
+      await refresh();
+      announceEnd(job);
+    } else if (job.status !== region.dataset.status) {
+      await refresh();
+    } else {
+      show(job);
+    }
+  });
+  addEventListener("pagehide", () => events.close());
+}
+
+function show(job) {
+  const bar = region.querySelector("progress");
+  if (!bar) return;
+  bar.value = job.progress;
+  field("percent", `${Math.round(100 * job.progress)}%`);
+  showStage(job.stage);
+  showMetrics(job);
+}
+
+function showStage(stage) {
+  let words = stage;
+  for (const step of region.querySelectorAll("[data-stage]")) {
+    const current = step.dataset.stage === stage;
+    if (current) {
+      words = step.textContent;
+      if (!step.hasAttribute("aria-current")) field("spoken", words);
+      step.setAttribute("aria-current", "step");
+    } else {
+      step.removeAttribute("aria-current");
+    }
+  }
+  field("stage", words ?? "waiting for a worker");
+}
+
+function showMetrics({ progress, metrics }) {
+  if (metrics.loss === undefined) return;
+  const [last] = losses.slice(-1);
+  if (!last || last[0] !== progress) losses.push([progress, metrics.loss]);
+  const figure = region.querySelector("figure.live");
+  if (!figure) return;
+  figure.hidden = false;
+  field("loss", metrics.loss.toFixed(3));
+  field("epoch", metrics.epoch ?? "–");
+  const accuracy = metrics.val_accuracy;
+  field("val_accuracy", accuracy === undefined ? "–" : `${(100 * accuracy).toFixed(1)} %`);
+  figure.querySelector("polyline").setAttribute("points", curve());
+}
+
+// Losses over progress, from the first to the last that was heard of.
+function curve() {
+  const [from] = losses[0];
+  const to = Math.max(losses[losses.length - 1][0], from + 0.01);
+  const high = Math.max(...losses.map(([, loss]) => loss));
+  return losses
+    .map(([at, loss]) => {
+      const x = (WIDTH * (at - from)) / (to - from);
+      return `${x.toFixed(1)},${(HEIGHT - (HEIGHT - 10) * (loss / high)).toFixed(1)}`;
+    })
+    .join(" ");
+}
+
+function field(name, text) {
+  const element = region.querySelector(`[data-field="${name}"]`);
+  if (element && element.textContent !== String(text)) element.textContent = text;
+}
+
+function announceEnd(job) {
+  document.getElementById("message").textContent = `The job has ${job.status === "succeeded" ? "succeeded" : `ended: ${job.status}`}.`;
+}
