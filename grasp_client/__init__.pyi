@@ -9,6 +9,7 @@ from .errors import JobCancelled as JobCancelled
 from .errors import JobFailed as JobFailed
 from .errors import JobRejected as JobRejected
 from .errors import JobUnfinished as JobUnfinished
+from .errors import Misunderstood as Misunderstood
 from .errors import NotAllowed as NotAllowed
 from .errors import NotFound as NotFound
 from .errors import Refused as Refused

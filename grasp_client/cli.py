@@ -1,23 +1,36 @@
-"""The `grasp` command."""
+"""The `grasp` command: what runs the service, and what talks to it."""
 
 from importlib.metadata import version as release_of
 
 import typer
 
 from grasp_client import server
+from grasp_client.commands import transfer
+from grasp_client.commands.jobs import jobs
+from grasp_client.commands.models import models
+from grasp_client.commands.sources import sources
+from grasp_client.commands.targets import targets
+
+SERVICE = "Run the service"
+MERGE = "Merge"
+LOOK = "Look and change"
 
 cli = typer.Typer(
     name="grasp",
     help="Keep one merged model per target, and fold new checkpoints into it as they arrive.",
     no_args_is_help=True,
-    add_completion=False,
+    pretty_exceptions_enable=False,
 )
-cli.command()(server.serve)
-cli.command()(server.worker)
-cli.add_typer(server.admin, name="admin")
+for command in (transfer.push, transfer.pull, transfer.watch, transfer.rollback):
+    cli.command(rich_help_panel=MERGE)(command)
+for name, group in (("targets", targets), ("models", models), ("sources", sources), ("jobs", jobs)):
+    cli.add_typer(group, name=name, rich_help_panel=LOOK)
+cli.command(rich_help_panel=SERVICE)(server.serve)
+cli.command(rich_help_panel=SERVICE)(server.worker)
+cli.add_typer(server.admin, name="admin", rich_help_panel=SERVICE)
 
 
-@cli.command()
+@cli.command(rich_help_panel=SERVICE)
 def version() -> None:
     """Print the installed version."""
     typer.echo(release_of("grasp-merge"))

@@ -45,14 +45,16 @@ class _Client:
         self.patience = patience
         self.wait_for_server = wait_for_server
         self.reached = False  # whether it has ever answered
-        secret = (key or os.environ.get("GRASP_KEY") or "").strip()
-        self._options: dict[str, Any] = {
-            "base_url": self.url,
-            "headers": {"Authorization": f"Bearer {secret}"} if secret else {},
-            "timeout": TIMEOUT,
-            "follow_redirects": True,  # to a bucket that sends the weights itself
-            "mounts": NO_PROXY,
-        }
+        self._open(
+            base_url=self.url,
+            headers=_authorization(key or os.environ.get("GRASP_KEY") or ""),
+            timeout=TIMEOUT,
+            follow_redirects=True,  # to a bucket that sends the weights itself
+            mounts=NO_PROXY,
+        )
+
+    def _open(self, **options: Any) -> None:
+        raise NotImplementedError
 
 
 class Grasp(_Client):
@@ -64,9 +66,8 @@ class Grasp(_Client):
         g.models.pull("faces", "merged.safetensors")
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._http = httpx.Client(**self._options)
+    def _open(self, **options: Any) -> None:
+        self._http = httpx.Client(**options)
         self.targets: Targets[Grasp] = Targets(self)
         self.models: Models[Grasp] = Models(self)
         self.sources: Sources[Grasp] = Sources(self)
@@ -100,9 +101,8 @@ class AsyncGrasp(_Client):
         await source.job.wait()
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._http = httpx.AsyncClient(**self._options)
+    def _open(self, **options: Any) -> None:
+        self._http = httpx.AsyncClient(**options)
         self.targets: Targets[AsyncGrasp] = Targets(self)
         self.models: Models[AsyncGrasp] = Models(self)
         self.sources: Sources[AsyncGrasp] = Sources(self)
@@ -126,6 +126,13 @@ class AsyncGrasp(_Client):
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+def _authorization(key: str) -> dict[str, str]:
+    secret = key.strip()
+    if not (secret.isascii() and secret.isprintable()):
+        raise GraspError("the key has characters that no key has", hint="copy it once more")
+    return {"Authorization": f"Bearer {secret}"} if secret else {}
 
 
 def _checked(url: str) -> str:

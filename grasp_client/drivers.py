@@ -100,9 +100,7 @@ class AsyncWire:
 
 
 def build_request(http: httpx.Client | httpx.AsyncClient, call: Call) -> httpx.Request:
-    headers = dict(call.headers)
-    if call.body is not None:
-        headers["Content-Length"] = str(len(call.body))
+    headers = {**call.headers, **(call.body.headers if call.body is not None else {})}
     timeout = http.timeout.as_dict()
     if call.read_timeout is not None:
         timeout["read"] = call.read_timeout

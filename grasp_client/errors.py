@@ -9,6 +9,7 @@ GraspError
 │   ├── Invalid              other 4xx: what was sent cannot be used; `errors` says which fields
 │   │   └── CheckpointMismatch   … the tensors are not the model's: `mismatches`, by name
 │   └── Unavailable          429, 5xx: not now; `retry_after` if the server said when
+├── Misunderstood        the answer is not what a GRASP server sends
 ├── JobFailed            a job did not succeed: `job`, and its code, message and hint
 │   ├── JobRejected          the gate refused the fold; the model is as it was
 │   └── JobCancelled         somebody stopped it
@@ -83,6 +84,10 @@ class CheckpointMismatch(Invalid):
 
 class Unavailable(Refused):
     pass
+
+
+class Misunderstood(GraspError):
+    code = "misunderstood"
 
 
 class JobFailed(GraspError):

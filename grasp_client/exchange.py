@@ -14,12 +14,21 @@ from uuid import uuid4
 
 import httpx
 
-from grasp_client.errors import Conflict, GraspError, NotFound, Refused, Unreachable, refusal
+from grasp_client.errors import (
+    Conflict,
+    GraspError,
+    Misunderstood,
+    NotFound,
+    Refused,
+    Unreachable,
+    refusal,
+)
 from grasp_client.plans import Call, Open, Plan, Read, Sleep
 
 if TYPE_CHECKING:
     from grasp_client.client import AsyncGrasp, Grasp
 
+WRONG_SERVER = "is it a GRASP server that answers at this address?"
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
 PASSING = frozenset({429, 502, 503, 504})  # the last three also from a proxy, during a restart
 
@@ -32,7 +41,10 @@ class Answer:
     content: bytes
 
     def json(self) -> Any:
-        return json.loads(self.content)
+        try:
+            return json.loads(self.content)
+        except ValueError as error:
+            raise Misunderstood("the answer is not JSON", hint=WRONG_SERVER) from error
 
 
 class Tries:
@@ -135,9 +147,12 @@ def read_piece(client: Grasp | AsyncGrasp) -> Plan[bytes]:
 def unreachable(client: Grasp | AsyncGrasp, error: httpx.TransportError) -> Unreachable:
     refused = isinstance(error, httpx.ConnectError)
     what = "cannot reach" if refused else "lost the connection to"
-    reason = str(error) or type(error).__name__
-    hint = "is the server running? `grasp serve` starts one here" if refused else None
-    return Unreachable(f"{what} {client.url}: {reason}", hint=hint, refused=refused)
+    hint = "is the server running? `grasp serve` starts one; GRASP_URL names another"
+    return Unreachable(
+        f"{what} {client.url}: {str(error) or type(error).__name__}",
+        hint=hint if refused else None,
+        refused=refused,
+    )
 
 
 def _refusal(response: httpx.Response, content: bytes) -> Refused:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self
 
-from pydantic import BaseModel, ConfigDict, PrivateAttr
+from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
 from typing_extensions import TypeVar
 
-from grasp_client.exchange import ask
+from grasp_client.errors import Misunderstood
+from grasp_client.exchange import WRONG_SERVER, ask
 from grasp_client.plans import Bound, C, Call, Plan, operation, stream
 
 if TYPE_CHECKING:
@@ -35,7 +36,10 @@ class Record(BaseModel, Bound[C]):
 
 def read(kind: type[Kind], client: Grasp | AsyncGrasp, data: object) -> Kind:
     """A record, and those inside it, which do things through this client."""
-    return kind.model_validate(data, context=client)
+    try:
+        return kind.model_validate(data, context=client)
+    except ValidationError as error:
+        raise Misunderstood(f"the answer is no {kind.__name__}", hint=WRONG_SERVER) from error
 
 
 def get(kind: type[Kind], client: Grasp | AsyncGrasp, path: str) -> Plan[Kind]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from grasp_client.bodies import FileBody, Progress, sha256_of
+from grasp_client.bodies import Progress, form, sha256_of
 from grasp_client.errors import GraspError
 from grasp_client.exchange import Answer, ask
 from grasp_client.plans import Call, Do, Plan
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from grasp_client.client import AsyncGrasp, Grasp
 
 LARGE_BYTES = 64 * 2**20  # from here on a cut connection should not cost all of it
-LONG_FIELDS = 4096  # characters; longer ones do not fit into the first line of a request
+LONG_FIELD = 16_000  # characters, of the 64 KiB that a field of a form may have
+LONG_HEADER = 4096  # characters, of the server's 8192 in base64
 
 
 class Sent(NamedTuple):
@@ -39,22 +40,29 @@ def send(
 ) -> Plan[Sent]:
     """POST a file and what is said about it; its digest is verified where it arrives."""
     digest: str = yield Do(lambda: sha256_of(path))
+    size = path.stat().st_size
     said = {name: value for name, value in fields.items() if value is not None}
     said["sha256"] = digest
-    written = {k: v if isinstance(v, str) else json.dumps(v) for k, v in said.items()}
-    brief = sum(map(len, written.values())) < LONG_FIELDS
-    size = path.stat().st_size
-    if size < LARGE_BYTES and brief:
-        body = FileBody(path, 0, size, progress)
-        sent = {"Content-Type": "application/octet-stream"}
-        call = Call("POST", place, params={**written, **(params or {})}, headers=sent, body=body)
-        return Sent(digest, size, (yield from ask(client, call)))
-    metadata = {"filename": path.name, "sha256": digest}
-    if brief:  # so that a checkpoint of another model is refused by its first bytes
-        metadata |= {k: v for k, v in written.items() if k in ("model", "classes")}
-    upload = yield from send_file(client, path, metadata, progress)
-    call = Call("POST", place, params=params or {}, json={**said, "upload": upload.id})
-    return Sent(digest, size, (yield from ask(client, call)))
+    text = _as_text(said)
+    if size < LARGE_BYTES and max(map(len, text.values())) < LONG_FIELD:
+        body = form(path, text, progress)
+        answer = yield from ask(client, Call("POST", place, params=params or {}, body=body))
+        return Sent(digest, size, answer)
+    upload = yield from send_file(client, path, _metadata(path, said), progress)
+    named = {**said, "upload": upload.id}
+    answer = yield from ask(client, Call("POST", place, params=params or {}, json=named))
+    return Sent(digest, size, answer)
+
+
+def _metadata(path: Path, said: Mapping[str, Any]) -> dict[str, str]:
+    """What an upload says of itself: by a `model`, another's checkpoint is refused at once."""
+    about = {"filename": path.name, "sha256": said["sha256"]}
+    checked = _as_text({name: said[name] for name in ("model", "classes") if name in said})
+    return about | checked if sum(map(len, checked.values())) < LONG_HEADER else about
+
+
+def _as_text(fields: Mapping[str, Any]) -> dict[str, str]:
+    return {k: v if isinstance(v, str) else json.dumps(v) for k, v in fields.items()}
 
 
 def existing_file(path: str | Path) -> Path:

@@ -124,12 +124,9 @@ def send_rest(
 
 def _send_part(client: C, upload: Upload[C], path: Path, progress: Progress | None) -> Plan[None]:
     start = upload.received
-    body = FileBody(path, start, min(start + PART_BYTES, upload.size), progress)
-    headers = {
-        **TUS,
-        "Upload-Offset": str(start),
-        "Content-Type": "application/offset+octet-stream",
-    }
+    stop = min(start + PART_BYTES, upload.size)
+    body = FileBody(path, start, stop, progress, content_type="application/offset+octet-stream")
+    headers = {**TUS, "Upload-Offset": str(start)}
     call = Call("PATCH", f"/uploads/{upload.id}", headers=headers, body=body)
     yield from open_response(client, call)
     yield from read_rest(client)

@@ -1,0 +1,1 @@
+"""The commands that talk to a server, a module per noun."""

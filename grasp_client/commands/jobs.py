@@ -1,0 +1,96 @@
+"""`grasp jobs`"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from grasp_client.commands.arguments import JobId, Limit, Wait
+from grasp_client.commands.session import Session, group, online
+from grasp_client.commands.waiting import outcome, watch_jobs
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from grasp_client import Job
+
+jobs = group("The work that is queued, runs, or has ended.")
+
+
+@jobs.command("list")
+@online
+def list_jobs(
+    session: Session,
+    model: Annotated[str | None, typer.Option(help="Only of this model.")] = None,
+    target: Annotated[str | None, typer.Option(help="Only of this target.")] = None,
+    status: Annotated[
+        str | None, typer.Option(help="queued, running, succeeded, rejected, failed, cancelled.")
+    ] = None,
+    kind: Annotated[str | None, typer.Option(help="fold, dry_run, prepare or validate.")] = None,
+    limit: Limit = 50,
+) -> None:
+    """List jobs, newest first."""
+    from grasp_client.commands.tables import jobs_table, names_of_all
+
+    found = session.grasp.jobs.list(
+        model=model, target=target, status=status, kind=kind, limit=limit
+    )
+    session.give(found, lambda: jobs_table(found, names_of_all(session.grasp)))
+
+
+@jobs.command("show")
+@online
+def show_job(session: Session, job: JobId) -> None:
+    """Everything about a job."""
+    found = session.grasp.jobs.get(job)
+    session.give(found, lambda: _details(found))
+
+
+def _details(job: Job) -> Table:
+    from grasp_client.commands.tables import age, details, status
+
+    return details(
+        {
+            "job": job.id,
+            "kind": job.kind,
+            "status": status(job.status),
+            "stage": None if job.ended else job.stage,
+            "progress": None if job.ended else f"{job.progress:.0%}",
+            "outcome": outcome(job) if job.ended else None,
+            "model": job.model,
+            "target": job.target,
+            "source": job.source,
+            "attempts": job.attempts,
+            "failures": "\n".join(f["message"] for f in job.failures) or None,
+            "made": age(job.created_at),
+            "began": job.started_at and age(job.started_at),
+            "ended": job.finished_at and age(job.finished_at),
+        }
+    )
+
+
+@jobs.command("cancel")
+@online
+def cancel_job(session: Session, job: JobId) -> None:
+    """Stop a job: a queued one at once, a running one within seconds."""
+    stopped = session.grasp.jobs.cancel(job)
+    session.give_line(stopped, f"{job}: {'stopping' if not stopped.ended else stopped.status}")
+
+
+@jobs.command("retry")
+@online
+def retry_job(session: Session, job: JobId, wait: Wait = False) -> None:
+    """Run a rejected, failed or cancelled job again."""
+    queued = session.grasp.jobs.retry(job)
+    if wait:
+        watch_jobs(session, {job: job})
+    else:
+        session.give_line(queued, f"{job}: {queued.status}")
+
+
+@jobs.command("report")
+@online
+def show_report(session: Session, job: JobId) -> None:
+    """Print what a fold or a dry run measured, also where it was rejected: JSON."""
+    session.give_json(session.grasp.jobs.report(job), indent=2)

@@ -1,0 +1,90 @@
+"""What went wrong, in words for somebody at a terminal."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+from grasp_client.errors import (
+    CheckpointMismatch,
+    GraspError,
+    NotAllowed,
+    NotFound,
+    Refused,
+    Unavailable,
+)
+
+if TYPE_CHECKING:
+    from grasp_client import Grasp
+
+SHOWN = 3  # tensors of each kind of difference
+NO_SUCH = re.compile(r"there is no (model|target|source|job) '(.*)'")
+
+
+def explain(error: GraspError, grasp: Grasp | None) -> tuple[str, str | None]:
+    """A message, and what to do about it."""
+    match error:
+        case NotFound():
+            return error.message, _nearest(error, grasp) or error.hint
+        case CheckpointMismatch():
+            return _differences(error.message, error.mismatches), _about_classes(error)
+        case NotAllowed(status=401):
+            return error.message, "give a key with --key or GRASP_KEY; an administrator makes one"
+        case Unavailable(request_id=str(request_id)):
+            return error.message, error.hint or f"its log says more at request {request_id}"
+        case Refused(code="invalid_request"):
+            return "; ".join(_fields(error)) or error.message, error.hint
+    return error.message, error.hint
+
+
+def _nearest(error: NotFound, grasp: Grasp | None) -> str | None:
+    found = NO_SUCH.search(error.message)
+    if found is None or grasp is None:
+        return None
+    word, name = found.groups()
+    known = _names(grasp, word)
+    close = get_close_matches(name, known, n=3, cutoff=0.5)
+    if close:
+        return f"did you mean {' or '.join(close)}?"
+    if known:
+        return f"there are {', '.join(known[:10])}"
+    return f"`grasp {word}s` lists those there are"
+
+
+def _names(grasp: Grasp, word: str) -> list[str]:
+    try:
+        if word == "model":
+            return [model.name for model in grasp.models.list()]
+        return [target.name for target in grasp.targets.list()] if word == "target" else []
+    except GraspError:
+        return []
+
+
+def _differences(message: str, mismatches: Mapping[str, Any]) -> str:
+    """The first few tensors of every kind; the error's attributes have them all."""
+    lines = [message.partition(": ")[0]]
+    for kind, found in mismatches.items():
+        if found:
+            tensors = _tensors(found)
+            more = f" and {len(tensors) - SHOWN} more" if len(tensors) > SHOWN else ""
+            lines.append(f"{kind.replace('_', ' ')}: {', '.join(tensors[:SHOWN])}{more}")
+    return "\n  ".join(lines)
+
+
+def _tensors(found: Mapping[str, Any] | Sequence[str]) -> list[str]:
+    if isinstance(found, Mapping):
+        return [f"{name} {has} instead of {wanted}" for name, (wanted, has) in found.items()]
+    return list(found)
+
+
+def _about_classes(error: CheckpointMismatch) -> str | None:
+    """Where only the head differs, the server asks for class names; here they are an option."""
+    if error.mismatches.get("missing") or error.mismatches.get("unexpected"):
+        return error.hint
+    return f"{error.hint}, as --classes A,B,C" if error.hint else None
+
+
+def _fields(error: Refused) -> list[str]:
+    return [f"{e['where'].removeprefix('body.')}: {e['message']}" for e in error.errors]

@@ -1,0 +1,205 @@
+"""`grasp models`"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from grasp_client.commands.arguments import (
+    ClassNames,
+    Limit,
+    ModelName,
+    Settings,
+    Wait,
+    Yes,
+    complete_target,
+    confirm,
+    parse_classes,
+    parse_settings,
+)
+from grasp_client.commands.session import Session, group, online
+from grasp_client.commands.waiting import watch_jobs
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from grasp_client import Model
+
+models = group("Models: one lineage of merged versions each.")
+
+Number = Annotated[int | None, typer.Option("--version", min=1, help="This one, not the newest.")]
+KeepVersions = Annotated[
+    int | None, typer.Option(min=0, help="Keep the weights of so many versions; 0: of all.")
+]
+KeepSources = Annotated[
+    bool | None,
+    typer.Option("--keep-sources/--drop-sources", help="Whether to keep what was folded."),
+]
+Queue = Annotated[str | None, typer.Option(help="Which workers fold it: gpu, cpu or any.")]
+
+
+@models.command("list")
+@online
+def list_models(
+    session: Session,
+    target: Annotated[str | None, typer.Option(help="Only of this target.")] = None,
+    architecture: Annotated[str | None, typer.Option(help="Only of this one.")] = None,
+    status: Annotated[str | None, typer.Option(help="preparing, ready or failed.")] = None,
+    limit: Limit = 50,
+) -> None:
+    """List models, newest first."""
+    from grasp_client.commands.tables import models_table
+
+    found = session.grasp.models.list(
+        target=target, architecture=architecture, status=status, limit=limit
+    )
+    session.give(
+        found,
+        lambda: models_table(found, {it.id: it.name for it in session.grasp.targets.list()}),
+    )
+
+
+@models.command("create")
+@online
+def create_model(
+    session: Session,
+    name: Annotated[str, typer.Argument(help="What to call it.")],
+    architecture: Annotated[str, typer.Option("--architecture", "-a", help="A timm model name.")],
+    target: Annotated[
+        str,
+        typer.Option("--target", "-t", help="Name or id of it.", autocompletion=complete_target),
+    ],
+    classes: ClassNames = None,
+    image_size: Annotated[int | None, typer.Option(min=8, help="Side in pixels.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Of all random choices.")] = None,
+    settings: Settings = [],  # noqa: B006 - typer copies it
+    keep_versions: KeepVersions = None,
+    keep_sources: KeepSources = None,
+    queue: Queue = None,
+    wait: Wait = False,
+) -> None:
+    """Create a model; a job prepares it."""
+    made = session.grasp.models.create(
+        name,
+        architecture=architecture,
+        target=target,
+        classes=parse_classes(classes),
+        image_size=image_size,
+        merge=parse_settings(settings) or None,
+        seed=seed,
+        **_options(keep_versions, keep_sources, queue),
+    )
+    if wait:
+        watch_jobs(session, {made.job.id: name})
+    else:
+        session.give_line(made, f"{made.name}: {made.status}, {made.job.id}")
+
+
+@models.command("update")
+@online
+def update_model(
+    session: Session,
+    model: ModelName,
+    name: Annotated[str | None, typer.Option(help="Another name.")] = None,
+    settings: Settings = [],  # noqa: B006
+    keep_versions: KeepVersions = None,
+    keep_sources: KeepSources = None,
+    queue: Queue = None,
+) -> None:
+    """Change parameters for later folds; what is not given stays."""
+    changes = _options(keep_versions, keep_sources, queue)
+    if name is not None:
+        changes["name"] = name
+    if settings:
+        changes["merge"] = parse_settings(settings)
+    if not changes:
+        raise typer.BadParameter("nothing to change was given")
+    changed = session.grasp.models.update(model, **changes)
+    session.give(changed, lambda: _details(session, changed))
+
+
+def _options(
+    keep_versions: int | None, keep_sources: bool | None, queue: str | None
+) -> dict[str, Any]:
+    """Those that were given; for the server, no limit and no choice are null."""
+    given = {
+        "keep_versions": keep_versions,
+        "keep_sources": keep_sources,
+        "queue": queue,
+    }
+    nulls = {"keep_versions": 0, "queue": "any"}
+    return {
+        key: None if value == nulls.get(key) else value
+        for key, value in given.items()
+        if value is not None
+    }
+
+
+@models.command("show")
+@online
+def show_model(session: Session, model: ModelName) -> None:
+    """A model's state, and how its newest version is."""
+    found = session.grasp.models.get(model)
+    session.give(found, lambda: _details(session, found))
+
+
+def _details(session: Session, model: Model) -> Table:
+    from grasp_client.commands.tables import accuracy, age, details, size, some, status
+
+    sources = [f"{count} {word}" for word, count in (model.sources or {}).items()]
+    return details(
+        {
+            "model": model.name,
+            "id": model.id,
+            "status": status(model.status),
+            "error": model.error and model.error.message,
+            "architecture": model.architecture,
+            "classes": model.classes and some(model.classes),
+            "image size": model.image_size,
+            "target": session.grasp.targets.get(model.target).name,
+            "sources": ", ".join(sources) or "none yet",
+            "version": model.version,
+            "accuracy": model.metrics
+            and f"{accuracy(model.metrics, 'val')} val, {accuracy(model.metrics, 'test')} test",
+            "size": model.size and size(model.size),
+            "sha256": model.sha256,
+            "made": age(model.created_at),
+        }
+    )
+
+
+@models.command("delete")
+@online
+def delete_model(session: Session, model: ModelName, yes: Yes = False) -> None:
+    """Delete a model with its versions, sources and jobs. There is no way back."""
+    confirm(f"Delete model {model} with all its versions?", yes)
+    session.grasp.models.delete(model)
+    session.give_line({"deleted": model}, f"{model} is deleted")
+
+
+@models.command("versions")
+@online
+def list_versions(session: Session, model: ModelName, limit: Limit = 50) -> None:
+    """List a model's versions, newest first."""
+    from grasp_client.commands.tables import versions_table
+
+    found = session.grasp.models.versions(model, limit=limit)
+    session.give(found, lambda: versions_table(found))
+
+
+@models.command("report")
+@online
+def show_report(session: Session, model: ModelName, number: Number = None) -> None:
+    """Print everything that the fold behind a version measured: JSON."""
+    session.give_json(session.grasp.models.report(model, number), indent=2)
+
+
+@models.command("provenance")
+@online
+def show_provenance(session: Session, model: ModelName, number: Number = None) -> None:
+    """Which source a version's parameters came from."""
+    from grasp_client.commands.tables import provenance_table
+
+    found = session.grasp.models.provenance(model, number)
+    session.give(found, lambda: provenance_table(found))

@@ -1,0 +1,192 @@
+"""Records as tables for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from grasp_client import Grasp, Job, Model, Source, Target, Version
+
+COLOURS = {
+    "ready": "green",
+    "succeeded": "green",
+    "running": "cyan",
+    "preparing": "cyan",
+    "validating": "cyan",
+    "rejected": "yellow",
+    "cancelled": "yellow",
+    "failed": "red",
+}
+UNITS = ("B", "KB", "MB", "GB", "TB")
+ID_WIDTH = 30
+AGES = (("d", 86400), ("h", 3600), ("min", 60))
+
+
+def models_table(models: Sequence[Model], targets: Mapping[str, str]) -> Table | Text:
+    rows = (
+        (
+            model.name,
+            status(model.status),
+            shown(model.version),
+            model.architecture,
+            targets.get(model.target, model.target),
+            age(model.created_at),
+        )
+        for model in models
+    )
+    columns = ("model", "status", "version", "architecture", "target", "made")
+    return listed(columns, rows, "no models yet: `grasp models create` makes one")
+
+
+def targets_table(targets: Sequence[Target]) -> Table | Text:
+    rows = (
+        (
+            target.name,
+            status(target.status),
+            shown(target.images),
+            some(target.classes),
+            age(target.created_at),
+        )
+        for target in targets
+    )
+    columns = ("target", "status", "images", "classes", "made")
+    return listed(columns, rows, "no targets yet: `grasp targets create` registers one")
+
+
+def sources_table(sources: Sequence[Source], models: Mapping[str, str]) -> Table | Text:
+    rows = (
+        (
+            source.name,
+            models.get(source.model, source.model),
+            status(source.status),
+            shown(source.version),
+            size(source.size),
+            age(source.created_at),
+            shown(source.id),
+        )
+        for source in sources
+    )
+    columns = ("source", "model", "status", "version", "size", "offered", "id")
+    return listed(columns, rows, "no sources yet: `grasp push` offers one")
+
+
+def jobs_table(jobs: Sequence[Job], names: Mapping[str, str]) -> Table | Text:
+    rows = (
+        (
+            job.id,
+            job.kind,
+            names.get(job.model or job.target or "", "-"),
+            status(job.status),
+            "-" if job.ended or job.stage is None else f"{job.stage} {job.progress:.0%}",
+            shown(job.version),
+            age(job.created_at),
+        )
+        for job in jobs
+    )
+    columns = ("job", "kind", "of", "status", "stage", "version", "made")
+    return listed(columns, rows, "no jobs")
+
+
+def versions_table(versions: Sequence[Version]) -> Table | Text:
+    rows = (
+        (
+            shown(version.number),
+            accuracy(version.metrics, "val"),
+            accuracy(version.metrics, "test"),
+            shown(version.rollback_of and f"rollback to {version.rollback_of}"),
+            size(version.size) if version.available else "deleted",
+            version.sha256[:12],
+            age(version.created_at),
+        )
+        for version in versions
+    )
+    columns = ("version", "val", "test", "from", "size", "sha256", "made")
+    return listed(columns, rows, "no versions yet: the first source that is folded makes one")
+
+
+def provenance_table(provenance: Mapping[str, Any]) -> Table | Text:
+    rows = (
+        (
+            shown(source["name"]),
+            f"{source['share']:.1%}",
+            source["sha256"][:12],
+            shown(source["source"]),
+        )
+        for source in provenance["sources"]
+    )
+    return listed(("source", "share", "sha256", "id"), rows, "nothing is known")
+
+
+def listed(
+    columns: Sequence[str], rows: Iterable[Sequence[str | Text]], empty: str
+) -> Table | Text:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in columns:  # ids are there to be copied
+        table.add_column(name, no_wrap=True, min_width=ID_WIDTH if name in ("id", "job") else None)
+    for row in rows:
+        table.add_row(*row)
+    return table if table.row_count else Text(empty)
+
+
+def details(fields: Mapping[str, Any]) -> Table:
+    """One thing: a line for each of its fields that has a value."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, value in fields.items():
+        if value is not None:
+            table.add_row(name, value if isinstance(value, Text | Table) else str(value))
+    return table
+
+
+def status(word: str) -> Text:
+    return Text(word, COLOURS.get(word, ""))
+
+
+def shown(value: object) -> str:
+    return "-" if value is None else str(value)
+
+
+def some(names: Sequence[str] | None, most: int = 6) -> str:
+    """The first few of them."""
+    if names is None:
+        return "-"
+    more = f", … ({len(names)})" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def accuracy(metrics: Mapping[str, Any] | None, split: str, moment: str = "after") -> str:
+    """Before or after a fold, as far as it was measured."""
+    splits = (metrics or {}).get(moment) or {}
+    value = splits.get(split, {}).get("accuracy")
+    return "-" if value is None else f"{value:.4f}"
+
+
+def size(count: float | None) -> str:
+    if count is None:
+        return "-"
+    for unit in UNITS[:-1]:
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} {UNITS[-1]}"
+
+
+def age(moment: datetime) -> str:
+    seconds = max(0, (datetime.now(UTC) - moment).total_seconds())
+    for unit, length in AGES:
+        if seconds >= length:
+            return f"{seconds // length:.0f} {unit} ago"
+    return "just now"
+
+
+def names_of_all(grasp: Grasp) -> dict[str, str]:
+    """Of models and targets, by id."""
+    models = {model.id: model.name for model in grasp.models.list()}
+    return models | {target.id: target.name for target in grasp.targets.list()}

@@ -1,0 +1,103 @@
+"""`grasp targets`"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from grasp_client.commands.arguments import Limit, TargetName, Wait, Yes, confirm
+from grasp_client.commands.session import Session, group, online
+from grasp_client.commands.waiting import watch_jobs
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from grasp_client import Target
+
+targets = group("Labelled data of the domain you care about.")
+
+
+@targets.command("list")
+@online
+def list_targets(
+    session: Session,
+    status: Annotated[str | None, typer.Option(help="validating, ready or failed.")] = None,
+    limit: Limit = 50,
+) -> None:
+    """List targets, newest first."""
+    from grasp_client.commands.tables import targets_table
+
+    found = session.grasp.targets.list(status=status, limit=limit)
+    session.give(found, lambda: targets_table(found))
+
+
+@targets.command("create")
+@online
+def create_target(
+    session: Session,
+    name: Annotated[str, typer.Argument(help="What to call it.")],
+    data: Annotated[
+        str,
+        typer.Argument(
+            help="A file or folder, which is sent: zip, tar, WebDataset, Parquet, npz, or folders"
+            " of images by class. Or a uri that the server may read."
+        ),
+    ],
+    wait: Wait = False,
+) -> None:
+    """Register target data; a job validates it."""
+    from grasp_client.commands.bars import transfer_bar
+
+    with transfer_bar(session, name) as progress:
+        made = session.grasp.targets.create(name, data, progress=progress)
+    if wait:
+        watch_jobs(session, {made.job.id: name})
+    else:
+        session.give_line(made, f"{made.name}: {made.status}, {made.job.id}")
+
+
+@targets.command("show")
+@online
+def show_target(session: Session, target: TargetName) -> None:
+    """A target's classes, and its images per split and class."""
+    found = session.grasp.targets.get(target)
+    session.give(found, lambda: _details(found))
+
+
+def _details(target: Target) -> Table:
+    from grasp_client.commands.tables import age, details, size, some, status
+
+    return details(
+        {
+            "target": target.name,
+            "id": target.id,
+            "status": status(target.status),
+            "error": target.error and target.error.message,
+            "uri": target.uri,
+            "size": target.size and size(target.size),
+            "images": target.images,
+            "broken": target.broken_count or None,
+            "classes": target.classes and some(target.classes),
+            **{split: _counted(counts) for split, counts in (target.counts or {}).items()},
+            "fingerprint": target.fingerprint,
+            "job": target.job.id,
+            "made": age(target.created_at),
+        }
+    )
+
+
+def _counted(counts: Mapping[str, int]) -> str:
+    from grasp_client.commands.tables import some
+
+    return f"{sum(counts.values())}: {some([f'{count} {name}' for name, count in counts.items()])}"
+
+
+@targets.command("delete")
+@online
+def delete_target(session: Session, target: TargetName, yes: Yes = False) -> None:
+    """Remove a target that no model uses."""
+    confirm(f"Delete target {target}?", yes)
+    session.grasp.targets.delete(target)
+    session.give_line({"deleted": target}, f"{target} is deleted")

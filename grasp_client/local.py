@@ -1,0 +1,68 @@
+"""What needs torch, on the user's own machine: converting before a push, exporting after a pull.
+
+Loaded by the commands that need it; nothing else of this package imports grasp_core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from grasp_client.errors import GraspError, refusal
+from grasp_core.errors import CheckpointMismatch
+from grasp_core.errors import GraspError as CoreError
+
+if TYPE_CHECKING:
+    from grasp_client import Model
+
+CONVERTED = frozenset({".pt", ".pth", ".ckpt", ".bin"})
+
+
+@contextmanager
+def as_safetensors(path: Path, model: Model, classes: Sequence[str] | None) -> Iterator[Path]:
+    """The weights of a torch file, in a safetensors file that is gone afterwards.
+
+    Raises GraspError, as the server would: a checkpoint of another model is not even sent.
+    """
+    with _for("converting"):
+        from grasp_core import ModelSpec, PreprocessingOverrides, convert_checkpoint
+    spec = None
+    if model.classes is not None:  # and so the model is prepared
+        spec = ModelSpec(
+            architecture=model.architecture,
+            classes=tuple(model.classes),
+            preprocessing=PreprocessingOverrides.model_validate(model.preprocessing),
+        )
+    with TemporaryDirectory() as folder:
+        output = Path(folder, f"{path.stem}.safetensors")
+        with _for("converting"):
+            convert_checkpoint(path, output, spec=spec, classes=classes)
+        yield output
+
+
+def export_folder(weights: Path, folder: Path, name: str, report: Mapping[str, Any]) -> None:
+    """A folder that timm loads, with a model card. Raises GraspError."""
+    with _for("exporting"):
+        from grasp_core import FoldReport, export_timm_folder
+
+        export_timm_folder(weights, folder, report=FoldReport.model_validate(report), name=name)
+
+
+@contextmanager
+def _for(work: str) -> Iterator[None]:
+    """Errors as those of the client."""
+    try:
+        yield
+    except CoreError as error:
+        problem: dict[str, Any] = {"code": error.code, "detail": error.message, "hint": error.hint}
+        if isinstance(error, CheckpointMismatch):
+            problem["mismatches"] = error.mismatches._asdict()
+        raise refusal(422, problem) from error
+    except ImportError as error:
+        raise GraspError(
+            f"{work} needs {error.name}, which is not installed here",
+            hint="install grasp-merge[worker], or do it on a machine that has torch",
+        ) from error
