@@ -44,13 +44,15 @@ docs: $(READY) ## Write the reference from the code, and build the documentation
 	$(BIN)/python -m scripts.reference
 	$(BUILD_SITE)
 
+# The proofs last, and one after the other: each starts servers and workers of its own.
 .PHONY: test
 test: $(READY) ## Tests, with the coverage of grasp_core (JOBS=2 processes)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadfile --ignore=tests/proofs --cov=grasp_core --cov-fail-under=$(CORE_COVERAGE)
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/proofs
 
 .PHONY: prove
-prove: $(READY) ## Storms of faults on PostgreSQL, Redis and S3 (GRASP_LONG=1: for half an hour)
-	OMP_NUM_THREADS=1 $(BIN)/pytest tests/proofs
+prove: $(READY) ## The long forms of the proofs on PostgreSQL, Redis and S3, for half an hour
+	OMP_NUM_THREADS=1 GRASP_LONG=1 $(BIN)/pytest -m long tests/proofs
 
 .PHONY: bench
 bench: $(READY) ## Measure folds, downloads and the API's start (DATA=path for your own images)

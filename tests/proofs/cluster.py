@@ -15,7 +15,7 @@ from sqlalchemy.exc import OperationalError
 
 from registry.database import Database
 from registry.settings import Settings
-from registry.states import JobStatus
+from registry.states import TERMINAL, JobStatus
 from registry.tables import Job
 from tests.service.client import Client
 from tests.service.harness import SERVE, WORKER, Process, children_of, free_port, none_left
@@ -23,11 +23,20 @@ from tests.worker.waiting import PATIENCE_S, until
 
 
 class Cluster:
-    """Some APIs and fake workers that share a database, a broker and a store."""
+    """Some APIs and workers, of fake folds or real ones, that share database, broker and store."""
 
-    def __init__(self, folder: Path, *, apis: int = 1, workers: int, **options: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        apis: int = 1,
+        workers: int,
+        worker: tuple[str, ...] = WORKER,
+        **options: Any,
+    ) -> None:
         folder.mkdir()
         self.folder = folder
+        self._worker = worker
         chosen: dict[str, Any] = {
             "poll_seconds": 0.1,
             "warm_spare": False,
@@ -60,7 +69,7 @@ class Cluster:
     def add_workers(self, count: int, **values: Any) -> None:
         for number in range(len(self.workers), len(self.workers) + count):
             self._worker_settings.append(self._own(f"worker{number}", **values))
-            self.workers.append(Process(WORKER, self._worker_settings[number]))
+            self.workers.append(Process(self._worker, self._worker_settings[number]))
 
     def wait_for_workers(self) -> None:
         """Until each has looked for the first time."""
@@ -80,7 +89,7 @@ class Cluster:
 
     def restart_worker(self, number: int) -> None:
         self.workers[number].wait()
-        self.workers[number] = Process(WORKER, self._worker_settings[number])
+        self.workers[number] = Process(self._worker, self._worker_settings[number])
 
     def children(self, number: int) -> list[psutil.Process]:
         """The processes that run jobs for this worker."""
@@ -94,6 +103,10 @@ class Cluster:
                 return session.scalars(counted).one()
         except OperationalError:
             return 0
+
+    def wait_for_ended(self, count: int) -> None:
+        """Until so many jobs are over."""
+        until(lambda: self.count_jobs(*TERMINAL) >= count)
 
     def job(self, job_id: str) -> Job:
         with self.database.read() as session:

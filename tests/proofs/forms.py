@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-LONG = pytest.mark.skipif(
-    not os.environ.get("GRASP_LONG"), reason="takes minutes: GRASP_LONG=1 runs it"
-)
+WAITS = bool(os.environ.get("GRASP_LONG"))
+LONG = (pytest.mark.long, pytest.mark.skipif(not WAITS, reason="GRASP_LONG=1 runs it"))
 
 
 def short_and_long(short: Any, long: Any) -> list[Any]:

@@ -1,0 +1,150 @@
+"""The storm with real folds: real images, a real architecture, the worker as it is installed.
+
+What comes out is compared, byte for byte, with what `grasp_core` makes of the same files in this
+process, one after the other, while nothing goes wrong.
+"""
+
+import os
+import random
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sqlalchemy import select
+from sqlalchemy.exc import OperationalError
+
+from examples.digits import SPEC, TARGET_SHADE, write_domain, write_sources
+from grasp_core import FoldConfig, ImageClassification, fold
+from registry.states import TERMINAL
+from registry.tables import Job
+from tests.proofs.cluster import Cluster
+from tests.proofs.conftest import MakeCluster
+from tests.proofs.servers import Postgres, Redis
+from tests.proofs.storm import Offer, Sender, Storm, sending
+from tests.worker.waiting import until
+
+REAL_WORKER = (sys.executable, "-m", "worker")
+MERGE = {
+    "alignment_batches": 4,
+    "refine": {"epochs": 4, "lr": 1e-3},
+    "gate": {"max_drop": 1.0},  # every source counts: it is bytes that are compared
+}
+FAULTS = {"child": 3, "worker": 2, "api": 1, "broker": 1, "postmaster": 1, "backend": 1, "flush": 2}
+SET_UP = 3  # jobs before the first fold: a validation, two preparations
+PAUSE_S = 2.0  # at most, from the moment at which a fold is under way
+SEED = int(os.environ.get("STORM_SEED", random.randrange(2**32)))
+
+
+class Files:
+    """A target, and three sources that were trained in other light."""
+
+    def __init__(self, folder: Path) -> None:
+        torch.set_num_threads(1)  # as in the workers that must end in the same bytes
+        self.folder = folder
+        self.target = write_domain(folder / "target.zip", TARGET_SHADE)
+        a, b, c = write_sources(folder)
+        self.sources = {"forwards": [a, b, c], "backwards": [c, b, a]}  # of two models
+
+    def offers(self) -> list[Offer]:
+        """To one model and the other in turn."""
+        turns = zip(*self.sources.values(), strict=True)
+        return [
+            Offer(model, path.stem, path.read_bytes())
+            for turn in turns
+            for model, path in zip(self.sources, turn, strict=True)
+        ]
+
+    def replay(self, sources: Sequence[Path]) -> list[bytes]:
+        """Every version of a model that folds these, in this order."""
+        task = ImageClassification.open(self.target, SPEC, cache_dir=self.folder / "cache")
+        config = FoldConfig.model_validate(MERGE | {"device": "cpu"})
+        merged: Path | None = None
+        versions = []
+        for number, source in enumerate(sources, start=1):
+            output = self.folder / "replayed" / f"{number}.safetensors"
+            output.parent.mkdir(exist_ok=True)
+            fold(SPEC, source, task, output, merged=merged, config=config, version=number)
+            versions.append(output.read_bytes())
+            merged = output
+        return versions
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    return Files(tmp_path_factory.mktemp("digits"))
+
+
+def test_real_folds_end_in_the_same_bytes_whatever_is_killed(
+    files: Files,
+    make_cluster: MakeCluster,
+    bucket: dict[str, Any],
+    postgres: Postgres,
+    redis: Redis,
+) -> None:
+    print(f"STORM_SEED={SEED}")
+    began = time.monotonic()
+    options = {"worker": REAL_WORKER, "threads": 1, "max_attempts": 1000, **bucket}
+    with make_cluster(workers=2, **options) as cluster:
+        make_models(cluster, files)
+        offers = files.offers()
+        jobs = SET_UP + len(offers)
+        sender = Sender(cluster, offers, allowed=len(offers))
+        storm = Storm(cluster, postgres, redis, SEED)
+        faults = storm.faults(FAULTS)
+        with sending(sender):
+            for number, fault in enumerate(faults):
+                cluster.wait_for_ended(SET_UP + len(offers) * number // len(faults))
+                until(lambda: is_folding(cluster) or cluster.count_jobs(*TERMINAL) == jobs)
+                time.sleep(storm.chance.uniform(0, PAUSE_S))
+                fault()
+            cluster.wait_for_apis()
+
+        ended = [cluster.client.ended(job) for job in sender.accepted]
+        assert [job["status"] for job in ended] == ["succeeded"] * len(offers)
+        for model, sources in files.sources.items():
+            check(cluster, model, files.replay(sources))
+        reasons = cluster.failures()
+    print(f"attempts lost: {dict(reasons)}; {time.monotonic() - began:.0f} s")
+    assert reasons.keys() >= {"child_killed", "worker_lost"}
+
+
+def make_models(cluster: Cluster, files: Files) -> None:
+    http = cluster.https[0]
+    with files.target.open("rb") as archive:
+        http.post("/targets", data={"name": "digits"}, files={"file": archive}).raise_for_status()
+    for model in files.sources:
+        body = {
+            "name": model,
+            "architecture": SPEC.architecture,
+            "target": "digits",
+            "preprocessing": SPEC.preprocessing.model_dump(exclude_unset=True),
+            "merge": MERGE,
+        }
+        http.post("/models", json=body).raise_for_status()
+
+
+def is_folding(cluster: Cluster) -> bool:
+    """Whether a fold computes; False as long as the database is away."""
+    begun = Job.stage.not_in(["start", "decode"])
+    folding = select(Job.id).where(Job.kind == "fold", Job.status == "running", begun)
+    try:
+        with cluster.database.read() as session:
+            return session.scalar(folding) is not None
+    except OperationalError:
+        return False
+
+
+def check(cluster: Cluster, model: str, expected: Sequence[bytes]) -> None:
+    """Its versions have these bytes, and are an unbroken chain."""
+    versions = cluster.client.versions(model)
+    count = len(expected)
+    assert [version["number"] for version in versions] == list(range(1, count + 1))
+    assert [version["parent"] for version in versions] == [None, *range(1, count)]
+    for version, weights in zip(versions, expected, strict=True):
+        downloaded = cluster.https[0].get(f"/models/{model}/versions/{version['number']}")
+        assert downloaded.content == weights
+    assert cluster.https[0].get(f"/models/{model}").content == expected[-1]
