@@ -2,7 +2,7 @@
 
 import json
 import os
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,8 @@ from app.main import create_app
 from registry.blobs import Blob, StorageFull
 from registry.collection import collect_blobs, collect_work
 from registry.models import delete_model
-from registry.tables import Job, Model, utc_now
+from registry.tables import Job, Model, Upload, utc_now
+from registry.uploads import create_upload
 from registry.versions import rollback
 from tests.service.fake_folds import (
     BAD_ARCHITECTURE,
@@ -246,3 +247,16 @@ def test_the_api_shows_who_works_on_what(place: Place) -> None:
     assert ready["checks"]["workers"] == "1"
     assert left == []
     assert place.job(job).status == "queued"
+
+
+def test_uploads_whose_time_is_over_are_forgotten(place: Place) -> None:
+    with place.database.write() as session:
+        expired = create_upload(session, "ann", 9, {}, utc_now() - timedelta(seconds=1)).id
+        kept = create_upload(session, "ann", 9, {}, utc_now() + timedelta(hours=1)).id
+
+    with place.worker() as worker:
+        worker.drain()
+
+    with place.database.read() as session:
+        assert session.get(Upload, expired) is None
+        assert session.get(Upload, kept) is not None
