@@ -10,7 +10,7 @@ from app.charts.scales import Scale
 from app.charts.svg import drawing, element
 
 WIDTH, HEIGHT = 960, 300
-LEFT, RIGHT, TOP, BOTTOM = 46, 50, 14, 30
+LEFT, RIGHT, TOP, BOTTOM = 46, 60, 14, 30
 CHARACTER = 7.0  # width of one in a label
 MOST_TITLES = 500  # with more, a page of titles outweighs the rest
 
@@ -103,5 +103,5 @@ def _threshold(tau: float, y: Scale) -> list[Markup]:
     place = y(tau)
     return [
         element("line", class_="threshold", x1=LEFT, x2=WIDTH - RIGHT, y1=place, y2=place),
-        element("text", f"τ {tau:.2f}", class_="threshold", x=WIDTH - RIGHT + 5, y=place + 4),
+        element("text", f"τ {tau:.3f}", class_="threshold", x=WIDTH - RIGHT + 5, y=place + 4),
     ]

@@ -1,6 +1,6 @@
 """The provenance map: every layer coloured by the sources that its parameters came from."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -44,19 +44,27 @@ class Row:
 
 
 def contributors(totals: Mapping[str, float], names: Mapping[str, str]) -> dict[str, Contributor]:
-    """A colour for each source of `totals`, in the order of `names`, in which they arrived.
+    """A colour for each source of `totals`; `names` are those of all, in order of arrival.
 
-    Those with the smallest shares have to share one if there are too many.
+    A source keeps its colour from version to version, as far as there are enough of them. Those
+    with the smallest shares have to share one.
     """
     largest = sorted(totals, key=lambda key: -totals[key])
     alone = largest if len(largest) <= COLOURS else largest[: COLOURS - 1]
-    arrived = [key for key in names if key in alone]
-    arrived += [key for key in alone if key not in names]
-    slots = {key: slot for slot, key in enumerate(arrived)}
+    slots = _slots([*names, *(key for key in alone if key not in names)], alone)
     return {
-        key: Contributor(names.get(key, key[:12]), share, slots.get(key, OTHERS))
-        for key, share in sorted(totals.items(), key=lambda item: slots.get(item[0], OTHERS))
+        key: Contributor(names.get(key, key[:12]), totals[key], slots.get(key, OTHERS))
+        for key in [*slots, *(key for key in largest if key not in slots)]
     }
+
+
+def _slots(arrived: Sequence[str], wanted: Collection[str]) -> dict[str, int]:
+    slots: dict[str, int] = {}
+    for place, key in enumerate(arrived):
+        if key in wanted:
+            free = (slot % COLOURS for slot in range(place, place + COLOURS))
+            slots[key] = next(slot for slot in free if slot not in slots.values())
+    return slots
 
 
 def layers(

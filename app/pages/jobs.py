@@ -53,6 +53,12 @@ class Task:
             case "fold":
                 return f"Fold {self.source} into {self.model}"
 
+    @property
+    def stage(self) -> str:
+        """Where it is."""
+        stage = self.job.stage
+        return STAGES[self.job.kind].get(stage, stage) if stage else "waiting for a worker"
+
 
 @router.get("/ui/jobs")
 def show_jobs(

@@ -104,7 +104,11 @@ def measured(report: Report, classes: Sequence[str]) -> Measured:
         report=report,
         val=measure("val", "accuracy"),
         test=measure("test", "accuracy"),
-        measures=[(words, measure("val", name), measure("test", name)) for name, words in MEASURES],
+        measures=[
+            (words, measure("val", name), measure("test", name))
+            for name, words in MEASURES
+            if report.metrics.after
+        ],
         alignment=alignment_chart(aligned, report.tau) if _compared(report) else None,
         parameters=aligned,
         confusions=_confusions({"test": after.test, "validation": after.val}, classes),

@@ -25,10 +25,10 @@ class Origins:
 
 def origins(report: Report, names: Mapping[str, str]) -> Origins | None:
     """None if the report does not tell. `names` are those of the sources, by sha256."""
-    found = contributors(report.totals(), names)
-    if not found:
-        return None
     sizes = {p.name: p.size for p in report.parameters if p.name in report.provenance.shares}
+    if not sizes:
+        return None
+    found = contributors(report.totals(), names)
     legend = _legend(list(found.values()))
     slots = {key: part.slot for key, part in found.items()}
     drawn = layers(sizes, report.provenance.shares, slots)

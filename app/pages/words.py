@@ -15,6 +15,10 @@ def percent(share: float | None) -> str:
     return "–" if share is None else f"{100 * share:.1f}{NARROW}%"
 
 
+def progress(share: float) -> str:
+    return f"{100 * share:.0f}{NARROW}%"
+
+
 def change(difference: float | None) -> str:
     """The difference of two shares, in percentage points, with its sign."""
     if difference is None:
@@ -74,5 +78,5 @@ def count(number: int, noun: str, plural: str | None = None) -> str:
 
 FILTERS = {
     filter_.__name__: filter_
-    for filter_ in (percent, change, trend, decimal, size, duration, ago, count)
+    for filter_ in (percent, progress, change, trend, decimal, size, duration, ago, count)
 }

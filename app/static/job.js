@@ -31,7 +31,7 @@ function show(job) {
   const bar = region.querySelector("progress");
   if (!bar) return;
   bar.value = job.progress;
-  field("percent", `${Math.round(100 * job.progress)}%`);
+  field("percent", percent(job.progress, 0));
   showStage(job.stage);
   showMetrics(job);
 }
@@ -53,29 +53,30 @@ function showStage(stage) {
 
 function showMetrics({ progress, metrics }) {
   if (metrics.loss === undefined) return;
-  const [last] = losses.slice(-1);
-  if (!last || last[0] !== progress) losses.push([progress, metrics.loss]);
+  if (losses.at(-1)?.[0] !== progress) losses.push([progress, metrics.loss]);
   const figure = region.querySelector("figure.live");
   if (!figure) return;
   figure.hidden = false;
   field("loss", metrics.loss.toFixed(3));
   field("epoch", metrics.epoch ?? "–");
   const accuracy = metrics.val_accuracy;
-  field("val_accuracy", accuracy === undefined ? "–" : `${(100 * accuracy).toFixed(1)} %`);
+  field("val_accuracy", accuracy === undefined ? "–" : percent(accuracy, 1));
   figure.querySelector("polyline").setAttribute("points", curve());
 }
 
-// Losses over progress, from the first to the last that was heard of.
+// Losses over progress, from the first that was heard of to the end of the job.
 function curve() {
-  const [from] = losses[0];
-  const to = Math.max(losses[losses.length - 1][0], from + 0.01);
+  const [[from]] = losses;
   const high = Math.max(...losses.map(([, loss]) => loss));
-  return losses
-    .map(([at, loss]) => {
-      const x = (WIDTH * (at - from)) / (to - from);
-      return `${x.toFixed(1)},${(HEIGHT - (HEIGHT - 10) * (loss / high)).toFixed(1)}`;
-    })
-    .join(" ");
+  const places = losses.map(([at, loss]) => [
+    (WIDTH * (at - from)) / (1 - from),
+    HEIGHT - (HEIGHT - 10) * (loss / high),
+  ]);
+  return places.map(([x, y]) => `${x.toFixed(1)},${y.toFixed(1)}`).join(" ");
+}
+
+function percent(share, digits) {
+  return `${(100 * share).toFixed(digits)}\u202f%`;
 }
 
 function field(name, text) {
