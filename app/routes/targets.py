@@ -134,8 +134,8 @@ def _require_free(service: Service, owner: str, name: str) -> None:
 
 def _content(fields: TargetFields, writer: BlobWriter | None) -> dict[str, Any]:
     """What was asked: an upload by its id, which never stands for other bytes."""
-    sent = writer is not None and fields.upload is None
-    return fields.model_dump() | {"content": writer.sha256() if writer and sent else None}
+    sha256 = writer.sha256() if writer and fields.upload is None else None
+    return fields.model_dump() | {"content": sha256}
 
 
 def _replay(
