@@ -7,12 +7,13 @@ from markupsafe import Markup
 
 from app.charts.layers import in_blocks
 from app.charts.scales import Scale
-from app.charts.svg import drawing, element
+from app.charts.svg import drawing, element, number
 
 WIDTH, HEIGHT = 960, 300
 LEFT, RIGHT, TOP, BOTTOM = 46, 60, 14, 30
 CHARACTER = 7.0  # width of one in a label
-MOST_TITLES = 500  # with more, a page of titles outweighs the rest
+LEAST_BLOCK = 4.0  # width of one that is marked off
+MOST_MARKS = 500
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,9 @@ def _blocks(parameters: Sequence[Aligned], x: Scale) -> list[Markup]:
     for group in in_blocks(parameters, lambda p: p.name):
         left, right = x(begin - 0.5), x(begin + len(group.items) - 0.5)
         begin += len(group.items)
-        parts.append(element("line", class_="block", x1=left, x2=left, y1=TOP, y2=HEIGHT - BOTTOM))
+        if right - left > LEAST_BLOCK:
+            line = {"x1": left, "x2": left, "y1": TOP, "y2": HEIGHT - BOTTOM}
+            parts.append(element("line", class_="block", **line))
         if len(group.name) * CHARACTER < right - left:
             middle, below = (left + right) / 2, HEIGHT - BOTTOM + 18
             parts.append(
@@ -75,22 +78,34 @@ def _blocks(parameters: Sequence[Aligned], x: Scale) -> list[Markup]:
 
 
 def _stems(parameters: Sequence[Aligned], x: Scale, y: Scale) -> list[Markup]:
+    if len(parameters) > MOST_MARKS:
+        return _comb(parameters, x, y)
     radius = min(4.5, max(1.2, 0.4 * (x(1) - x(0))))
     parts = []
     for i, p in enumerate(parameters):
         place, height = x(i), y(p.alignment)
-        kind = "taken" if p.transferred > 0 else "left"
-        told = [element("title", _words(p))] if len(parameters) <= MOST_TITLES else []
         parts.append(
             element(
                 "g",
-                *told,
+                element("title", _words(p)),
                 element("line", x1=place, x2=place, y1=y(0), y2=height),
                 element("circle", cx=place, cy=height, r=radius),
-                class_=kind,
+                class_=_kind(p),
             )
         )
     return parts
+
+
+def _comb(parameters: Sequence[Aligned], x: Scale, y: Scale) -> list[Markup]:
+    """Stems alone, all of a kind in one path: marks would outweigh the rest of the page."""
+    paths: dict[str, list[str]] = {"left": [], "taken": []}
+    for i, p in enumerate(parameters):
+        paths[_kind(p)].append(f"M{number(x(i))} {number(y(0))}V{number(y(p.alignment))}")
+    return [element("path", class_=kind, d="".join(parts)) for kind, parts in paths.items()]
+
+
+def _kind(parameter: Aligned) -> str:
+    return "taken" if parameter.transferred > 0 else "left"
 
 
 def _words(parameter: Aligned) -> str:

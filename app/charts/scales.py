@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 STEPS = (1, 2, 2.5, 5, 10)
+SMALLEST = 1e-6  # differences that no drawing shows
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,9 @@ class Scale:
 
 def ticks(low: float, high: float, count: int = 4) -> list[float]:
     """About `count` round values that enclose everything from `low` to `high`."""
-    step = _round_up((high - low) / count if high > low else abs(high) or 1.0)
+    about = max(abs(low), abs(high), SMALLEST)
+    spread = high - low
+    step = _round_up(spread / count if spread > SMALLEST * about else about)
     first = math.floor(low / step + 1e-9)
     last = max(math.ceil(high / step - 1e-9), first + 1)
     return [round(i * step, 10) for i in range(first, last + 1)]
