@@ -1,5 +1,6 @@
 """Signing in with a key, and out again."""
 
+import re
 from typing import Annotated
 from urllib.parse import parse_qs
 
@@ -8,7 +9,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import RedirectResponse, Response
 
 from app.auth import identify
-from app.browsers import is_own, sign_in, sign_out, split_url
+from app.browsers import is_own, sign_in, sign_out
 from app.errors import Forbidden, KeyNeeded, TooLarge
 from app.pages.rendering import render
 from app.service import Service, ServiceDep
@@ -16,6 +17,7 @@ from registry.keys import authenticate
 from registry.tables import utc_now
 
 MAX_FORM = 4096
+OWN_PATH = re.compile(r"/(?![/\\])")  # two of them begin the name of a host
 SEE_OTHER = 303
 
 router = APIRouter()
@@ -75,5 +77,4 @@ def _is_valid(service: Service, secret: str) -> bool:
 
 def _go(path: str) -> RedirectResponse:
     """To a page of ours, whatever the address says."""
-    own = path.startswith("/") and "\\" not in path and not split_url(path).netloc
-    return RedirectResponse(path if own else "/", SEE_OTHER)
+    return RedirectResponse(path if OWN_PATH.match(path) else "/", SEE_OTHER)

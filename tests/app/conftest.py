@@ -15,6 +15,7 @@ from starlette.testclient import TestClient
 from app.main import create_app
 from registry.database import Database
 from registry.settings import Settings
+from tests.app.story import Story, tell
 from tests.app.world import Server, World
 
 
@@ -66,6 +67,22 @@ def make_world(migrated: Path, tmp_path: Path, no_settings: None) -> Iterator[Ca
 @pytest.fixture
 def world(make_world: Callable[..., World]) -> World:
     return make_world()
+
+
+@pytest.fixture(scope="session")
+def told(migrated: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Story]:
+    """A home with much to show, to be copied."""
+    home = tmp_path_factory.mktemp("told") / "home"
+    home.mkdir()
+    shutil.copy(migrated, home / "grasp.db")
+    with opened(home) as world:
+        return home, tell(world)
+
+
+@pytest.fixture
+def filled(told: tuple[Path, Story], make_world: Callable[..., World]) -> tuple[World, Story]:
+    home, story = told
+    return make_world(home), story
 
 
 @pytest.fixture(scope="module")

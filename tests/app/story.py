@@ -1,0 +1,131 @@
+"""A service with much to show: figures recorded from a real fold of handwritten digits."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from registry.models import record_preparation
+from registry.queue import Lease
+from registry.tables import Model, utc_now
+from registry.targets import record_validation
+from registry.versions import FoldResult, publish, record_trial, reject
+from tests.app.world import MANIFEST, World, checkpoint, sha256
+
+RECORDED = (Path(__file__).parent / "recorded_report.json").read_text()
+CLASSES = tuple("0123456789")
+HOSTILE = "<script>alert('site-c')</script>"
+SOURCES = ("site-a", "site-b", HOSTILE, "site-d")
+# The smallest PNG there is: one pixel.
+PIXEL = (
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9"
+    "awAAAABJRU5ErkJggg=="
+)
+SUMMARY = {
+    "classes": list(CLASSES),
+    "counts": {"train": dict.fromkeys(CLASSES, 70), "val": dict.fromkeys(CLASSES, 18), "test": {}},
+    "images": 880,
+    "broken": [{"name": "7/x.png", "reason": "cut off"}],
+    "broken_count": 1,
+    "fingerprint": "0" * 64,
+}
+SAMPLES = [{"class": name, "split": "train", "png": PIXEL} for name in CLASSES for _ in range(4)]
+
+
+@dataclass(frozen=True)
+class Story:
+    """The ids of what there is."""
+
+    target: str
+    model: str
+    folded: str  # jobs, by what became of them
+    rejected: str
+    failed: str
+    tried: str
+    running: str
+    queued: str
+
+
+def tell(world: World) -> Story:
+    """Four versions, the last a way back; a job in every state; all of the owner who asks."""
+    target = world.post_target("digits").json()["target"]["id"]
+    lease = world.claim()
+    with world.database.write() as session:
+        record_validation(session, lease, SUMMARY, utc_now(), samples=SAMPLES)
+    model = world.post_model("merged", "digits").json()["model"]["id"]
+    lease = world.claim()
+    with world.database.write() as session:
+        manifest = MANIFEST.model_dump(mode="json")
+        record_preparation(session, lease, CLASSES, manifest, utc_now())
+    folded = [_fold(world, number, name) for number, name in enumerate(SOURCES[:3])]
+    world.client.post("/models/merged/rollback", json={"version": 2})
+    rejected = _offer(world, 3, SOURCES[3])
+    _reject(world, world.claim())
+    failed = _offer(world, 4, "site-e")
+    world.fail(attempts=2)
+    world.fail(attempts=2)
+    tried = world.post_raw(checkpoint(5), params={"dry_run": "true", "name": "site-f"}).json()
+    _try_out(world, world.claim())
+    running, queued = _offer(world, 6, "site-g"), _offer(world, 7, "site-h")
+    world.progress(world.claim(), "refine", 0.4, loss=0.5, epoch=1.0)
+    world.add_worker(running, id="wrk_busy")
+    return Story(target, model, folded[-1], rejected, failed, tried["job"]["id"], running, queued)
+
+
+def report() -> dict[str, Any]:
+    """The recorded one, of the sources that are offered here."""
+    text = RECORDED
+    for number in range(len(SOURCES)):
+        text = text.replace(f'"source-{number}"', f'"{sha256(checkpoint(number))}"')
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def metrics(report: dict[str, Any]) -> dict[str, Any]:
+    """As a worker keeps them with the version."""
+    return {
+        moment: {
+            split: {"accuracy": found["accuracy"], "per_class": found["per_class_accuracy"]}
+            for split, found in splits.items()
+        }
+        for moment, splits in report["metrics"].items()
+    } | {"transferred_share": report["transferred_share"]}
+
+
+def _result(world: World, lease: Lease, reason: str | None = None) -> FoldResult:
+    with world.database.read() as session:
+        base = session.get_one(Model, lease.queue_id).version
+    told = report() | {"reason": reason}
+    blob = None
+    if reason is None:
+        with world.store.create() as writer:
+            writer.write(checkpoint(1000 + (base or 0)))
+            blob = writer.commit()
+    return FoldResult(base, json.dumps(told), metrics(told), blob, reason)
+
+
+def _offer(world: World, number: int, name: str) -> str:
+    answer = world.post_source(checkpoint(number), fields={"name": name})
+    assert answer.status_code == 202, answer.text
+    return str(answer.json()["job"]["id"])
+
+
+def _fold(world: World, number: int, name: str) -> str:
+    job = _offer(world, number, name)
+    lease = world.claim()
+    result = _result(world, lease)
+    with world.database.write() as session:
+        publish(session, lease, result, utc_now())
+    return job
+
+
+def _reject(world: World, lease: Lease) -> None:
+    result = _result(world, lease, "validation accuracy fell by 0.1")
+    with world.database.write() as session:
+        reject(session, lease, result, utc_now())
+
+
+def _try_out(world: World, lease: Lease) -> None:
+    result = _result(world, lease)
+    with world.database.write() as session:
+        record_trial(session, lease, result, utc_now())

@@ -1,0 +1,185 @@
+"""What the pages show, of models, versions, jobs, targets and workers."""
+
+import json
+import re
+
+import pytest
+
+from registry.tables import Target, utc_now
+from registry.transitions import change
+from registry.versions import FoldResult, record_trial
+from tests.app.reading import Outline, page
+from tests.app.story import CLASSES, HOSTILE, Story, report
+from tests.app.world import World, checkpoint
+
+
+def test_the_models_page_shows_each_at_a_glance(filled: tuple[World, Story]) -> None:
+    world, _ = filled
+    world.post_model("second", "digits")
+    text = page(world, "/")
+    assert text.index("/ui/models/second") < text.index("/ui/models/merged")
+    assert "96.6\u202f%" in text
+    assert text.count('class="sparkline"') == 1
+    assert "Version 4" in text
+    assert "fold 40\u202f%" in text
+    assert "1 in the queue" in text
+    assert "No version yet" in text
+
+
+def test_the_models_page_has_pages(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.pages.models.MODELS_PER_PAGE", 2)
+    for number in range(3):
+        world.ready_model(f"model-{number}")
+    text = page(world, "/")
+    assert "model-2" in text
+    assert "model-0" not in text
+    (cursor,) = re.findall(r"\?cursor=(\w+)", text)
+    older = page(world, f"/?cursor={cursor}")
+    assert "model-0" in older
+    assert "model-2" not in older
+    assert "?cursor" not in older
+
+
+def test_a_model_shows_its_lineage_and_where_it_came_from(filled: tuple[World, Story]) -> None:
+    world, story = filled
+    text = page(world, "/ui/models/merged")
+    outline = Outline(text)
+    assert "Accuracy of each version" in text
+    assert "back to version 2" in text
+    assert "dot s0 hollow" in text  # the way back
+    assert text.count('class="band"') == 7
+    for name in ("site-a", "site-b", "&lt;script&gt;", "site-d"):
+        assert re.search(rf'class="name">{name}[^<]*</span> <b>\d+\.\d', text), name
+    for name in CLASSES:
+        assert f'<th scope="row">{name}</th>' in text
+    posts = [tag["data-post"] for tag in outline.all("button") if "data-post" in tag]
+    assert posts == [f"/models/{story.model}/rollback"] * 3
+    bodies = [
+        json.loads(tag["data-body"] or "") for tag in outline.all("button") if "data-body" in tag
+    ]
+    assert bodies == [{"version": number} for number in (3, 2, 1)]
+    assert "refine.epochs" in text
+
+
+def test_a_versions_report_has_all_its_parts(filled: tuple[World, Story]) -> None:
+    world, _ = filled
+    text = page(world, "/ui/models/merged/versions/3")
+    for heading in (
+        "Alignment",
+        "Where its parameters came from",
+        "Before and after",
+        "What the source was worth",
+        "Confusion",
+        "Refinement",
+        "Stages",
+        "How it was computed",
+    ):
+        assert f">{heading}<" in text
+    assert "τ 0.300" in text
+    taken = [parameter["transferred"] for parameter in report()["parameters"]]
+    assert text.count('<g class="taken">') == sum(taken) > 20
+    assert text.count('<g class="left">') == len(taken) - sum(taken) > 20
+    assert "Gradients of the merged model" in text
+    assert "448\u202fMiB" in text
+    assert "0.992" in text  # informativeness
+    assert "the epoch with the best validation accuracy is kept: epoch 2" in text
+
+
+def test_a_way_back_says_whose_report_it_shows(filled: tuple[World, Story]) -> None:
+    world, _ = filled
+    assert "Equal to" in page(world, "/ui/models/merged/versions/4")
+
+
+def test_warnings_are_shown(world: World) -> None:
+    world.ready_model()
+    world.post_source(checkpoint(1))
+    lease = world.claim()
+    told = {"schema": 1, "warnings": ["only 0.01% of the parameters were transferred"]}
+    with world.database.write() as session:
+        record_trial(session, lease, FoldResult(None, json.dumps(told), {}, None), utc_now())
+    text = page(world, f"/ui/jobs/{lease.job_id}")
+    assert "only 0.01% of the parameters were transferred" in text
+
+
+def test_comparing_says_what_changed(filled: tuple[World, Story]) -> None:
+    world, _ = filled
+    text = page(world, "/ui/models/merged/compare?a=2&b=4")
+    assert "Both have the same weights, byte for byte." in text
+    assert "Both have" not in page(world, "/ui/models/merged/compare?a=1&b=2")
+
+
+@pytest.mark.parametrize(
+    ("which", "expected"),
+    [
+        ("queued", ["Fold site-h into merged", "behind 1 other job", "Cancel"]),
+        ("running", ["Fold site-g into merged", "40\u202f%", 'aria-current="step"', "Cancel"]),
+        ("folded", ["See version 3", "Download it", "Alignment"]),
+        (
+            "rejected",
+            ["gate_rejected", "validation accuracy fell by 0.1", "Try again", "Alignment"],
+        ),
+        ("failed", ["out_of_memory", "a smaller batch", "attempt 1", "attempt 2", "Try again"]),
+        ("tried", ["Try site-f on merged", "A dry run", "Alignment"]),
+    ],
+)
+def test_a_job_shows_where_it_is_and_what_can_be_done(
+    filled: tuple[World, Story], which: str, expected: list[str]
+) -> None:
+    world, story = filled
+    text = page(world, f"/ui/jobs/{vars(story)[which]}")
+    for words in expected:
+        assert words in text
+    assert ("/events" in text) == (which in ("queued", "running"))
+
+
+def test_a_target_shows_its_classes_with_pictures(filled: tuple[World, Story]) -> None:
+    world, _ = filled
+    text = page(world, "/ui/targets/digits")
+    images = Outline(text).all("img")
+    samples = [image for image in images if str(image["src"]).startswith("data:image/png;base64,")]
+    assert len(samples) == 40
+    assert all(image["alt"] for image in samples)
+    assert "7/x.png" in text
+    assert "cut off" in text
+
+
+def test_many_samples_leave_room_for_the_page(filled: tuple[World, Story]) -> None:
+    world, _ = filled
+    large = [{"class": name, "split": "train", "png": "A" * 6000} for name in CLASSES * 4]
+    with world.database.write() as session:
+        change(session, Target, Target.name == "digits", {"samples": large})
+    images = [i for i in Outline(page(world, "/ui/targets/digits")).all("img") if i["alt"]]
+    assert len(images) == 20  # two of each
+
+
+def test_workers_show_what_they_do_but_not_for_whom(filled: tuple[World, Story]) -> None:
+    world, story = filled
+    assert f"/ui/jobs/{story.running}" in page(world, "/ui/workers")
+    strangers = page(world, "/ui/workers", headers=world.key("bob", "read"))
+    assert story.running not in strangers
+    assert "another owner's" in strangers.replace("&#39;", "'")
+
+
+def test_upload_offers_the_models_that_can_take_a_source(filled: tuple[World, Story]) -> None:
+    world, story = filled
+    world.post_model("broken", "digits")
+    world.fail()
+    outline = Outline(page(world, "/ui/upload?model=merged"))
+    assert outline.all("option") == [{"value": story.model, "selected": None}]
+
+
+def test_names_of_classes_and_models_are_escaped(world: World) -> None:
+    world.ready_target()
+    summary = {"classes": [HOSTILE], "counts": {"train": {HOSTILE: 3}}, "images": 3}
+    with world.database.write() as session:
+        change(session, Target, Target.name == "faces", {"summary": summary})
+    assert "<script>alert" not in page(world, "/ui/targets/faces")
+
+
+def test_reports_of_other_shapes_break_no_page(world: World) -> None:
+    """Of older folds, or of fake ones: what is not told is not shown."""
+    world.ready_model()
+    world.fold(1)
+    world.fold(2)
+    for path in ("", "/versions/1", "/versions/2", "/compare?a=1&b=2"):
+        page(world, f"/ui/models/merged{path}")
