@@ -47,10 +47,14 @@ def s3() -> Iterator[str]:
 
 
 @pytest.fixture
-def bucket(s3: str) -> dict[str, Any]:
+def stored(s3: str) -> Bucket:
+    return Bucket.make(s3)
+
+
+@pytest.fixture
+def bucket(stored: Bucket) -> dict[str, Any]:
     """Settings that keep the blobs in a bucket of their own."""
-    bucket = Bucket.make(s3)
-    return {"blob_url": f"s3://{bucket.name}/blobs", "blob_endpoint": s3}
+    return {"blob_url": f"s3://{stored.name}/blobs", "blob_endpoint": stored.endpoint}
 
 
 @pytest.fixture
