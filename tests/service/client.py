@@ -58,10 +58,15 @@ class Client:
 
     def versions(self, model: str) -> list[Json]:
         """Oldest first."""
-        page = _accepted(self.http.get(f"/models/{model}/versions", params={"limit": 200}))
-        assert page["next_cursor"] is None
-        items: list[Json] = page["items"]
-        return items[::-1]
+        items: list[Json] = []
+        after: Json = {}
+        while True:
+            params = {"limit": 200, **after}
+            page = _accepted(self.http.get(f"/models/{model}/versions", params=params))
+            items += page["items"]
+            if page["next_cursor"] is None:
+                return items[::-1]
+            after = {"cursor": page["next_cursor"]}
 
     def check_chain(self, settings: Settings, model: str, files: Sequence[bytes]) -> None:
         """The model has folded each of the files once, one onto the other, in arrival order."""
