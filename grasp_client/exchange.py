@@ -8,7 +8,6 @@ import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from grasp_client.client import AsyncGrasp, Grasp
 
 WRONG_SERVER = "is it a GRASP server that answers at this address?"
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.4, 5.0
 PASSING = frozenset({429, 502, 503, 504})  # the last three also from a proxy, during a restart
 
 
@@ -75,7 +74,7 @@ class Tries:
 
     def _seconds(self, error: GraspError, passing: bool) -> float | None:
         jitter = random.uniform(0.5, 1.0)  # noqa: S311 - so that clients do not come back at once
-        pause = jitter * min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**self.failed)
+        pause = jitter * min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(self.failed - 1, 9))
         if isinstance(error, Unreachable):
             hopeless = error.refused and not (self._client.reached or self._client.wait_for_server)
             return None if hopeless else pause
@@ -122,7 +121,7 @@ def open_response(client: Grasp | AsyncGrasp, call: Call) -> Plan[httpx.Response
     except httpx.TransportError as error:
         raise unreachable(client, error) from error
     client.reached = True
-    if response.is_success or response.status_code == HTTPStatus.NOT_MODIFIED:
+    if response.is_success:
         return response
     raise _refusal(response, (yield from read_rest(client)))
 

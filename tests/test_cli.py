@@ -1,7 +1,12 @@
+import subprocess
+import sys
+from collections.abc import Iterator
 from datetime import timedelta
 from importlib.metadata import entry_points, version
 
 import pytest
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 import app.serve
@@ -38,6 +43,52 @@ def test_script_is_installed() -> None:
     [script] = entry_points(group="console_scripts", name="grasp")
 
     assert script.load() is main
+
+
+def commands(group: TyperGroup, *path: str) -> Iterator[tuple[tuple[str, ...], TyperCommand]]:
+    """All that do something, with the words that call them."""
+    for name, command in group.commands.items():
+        if isinstance(command, TyperGroup):
+            yield from commands(command, *path, name)
+        else:
+            assert isinstance(command, TyperCommand)
+            yield (*path, name), command
+
+
+def test_every_command_says_what_it_does_and_speaks_json_if_it_talks_to_a_server() -> None:
+    root = get_command(cli)
+    assert isinstance(root, TyperGroup)
+    online = 0
+    for path, command in commands(root):
+        assert command.help, path
+        options = {option for parameter in command.params for option in parameter.opts}
+        if "--url" in options:
+            online += 1
+            assert {"--key", "--json"} <= options, path
+    assert online > 20
+
+
+def test_words_are_completed() -> None:
+    typed = {"_GRASP_COMPLETE": "complete_bash", "COMP_WORDS": "grasp pu", "COMP_CWORD": "1"}
+
+    result = CliRunner().invoke(cli, [], env=typed, prog_name="grasp")
+
+    assert result.stdout.split() == ["push", "pull"]
+
+
+def test_help_needs_no_more_than_it_shows() -> None:
+    """So that every command starts at once: what talks, stores or computes is loaded when used."""
+    code = (
+        "import sys; from grasp_client.cli import cli; cli(['--help'], standalone_mode=False);"
+        " print(*{name.partition('.')[0] for name in sys.modules}, file=sys.stderr)"
+    )
+
+    process = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    )
+
+    late = {"anyio", "celery", "fastapi", "httpx", "sqlalchemy", "uvicorn"}
+    assert late & set(process.stderr.split()) == set()
 
 
 def test_serve_hands_the_settings_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from grasp_client import Model, Source
 
 LONGEST_NAME = 200
-UNDER_WAY = ("running", "queued")
 
 
 @online
@@ -159,11 +158,13 @@ def watch(
 def _jobs_of(session: Session, model: str) -> dict[str, str]:
     """Those that have not ended, in the order in which they will run."""
     found = session.grasp.models.get(model)
-    sources = {source.job.id: source.name for source in session.grasp.sources.list(model=found.id)}
+    # In this order, as a job may be taken up meanwhile.
+    queued = session.grasp.jobs.list(model=found.id, status="queued")
+    running = session.grasp.jobs.list(model=found.id, status="running")
+    names = {source.job.id: source.name for source in session.grasp.sources.list(model=found.id)}
     return {
-        job.id: sources.get(job.id, f"{found.name} {job.kind}")
-        for status in UNDER_WAY
-        for job in reversed(session.grasp.jobs.list(model=found.id, status=status))
+        job.id: names.get(job.id, f"{found.name} {job.kind}")
+        for job in (*reversed(running), *reversed(queued))
     }
 
 

@@ -1,0 +1,392 @@
+"""Every command that talks to a server: what it prints, and how it exits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from grasp_client.cli import cli
+from grasp_client.commands import transfer
+from grasp_client.commands.waiting import watch_jobs
+from tests.app.world import CLASSES, Server, World, checkpoint, sha256
+from tests.client.hand import working
+
+Run = Callable[..., Result]
+JsonOf = Callable[..., Any]
+
+
+@pytest.fixture
+def run(server: Server, world: World, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run a command, which ends with this code."""
+    monkeypatch.setenv("GRASP_URL", server.url)
+
+    def run(*words: str | Path, code: int = 0, typed: str | None = None) -> Result:
+        result = CliRunner().invoke(cli, [str(word) for word in words], input=typed)
+        assert result.exit_code == code, result.output
+        assert result.exception is None or isinstance(result.exception, SystemExit)
+        return result
+
+    return run
+
+
+@pytest.fixture
+def json_of(run: Run) -> JsonOf:
+    """What a command prints with --json, which is one document and nothing else."""
+    return lambda *words, **options: json.loads(run(*words, "--json", **options).stdout)
+
+
+def lines(result: Result) -> list[Any]:
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+@pytest.fixture
+def model(world: World) -> str:
+    world.ready_model()
+    return "merged"
+
+
+def test_a_users_day(run: Run, world: World, source: Path) -> None:
+    Path("faces.zip").write_bytes(b"PK images")
+    with working(world):
+        run("targets", "create", "faces", "faces.zip", "--wait")
+        run("models", "create", "merged", "-a", "tiny", "-t", "faces", "--wait")
+        pushed = run("push", "merged", source, "--wait")
+    pulled = run("pull", "merged")
+
+    assert pushed.stdout == "site-a.safetensors: version 1\n"
+    assert pulled.stdout == "merged-v1.safetensors\n"
+    assert Path("merged-v1.safetensors").exists()
+
+
+class TestPush:
+    def test_it_says_how_to_go_on(self, run: Run, model: str, source: Path) -> None:
+        result = run("push", model, source)
+
+        job = result.stdout.removeprefix("site-a.safetensors: queued, ").strip()
+        assert result.stderr == f"`grasp watch {job}` shows how it goes\n"
+
+    def test_several_files_are_folded_in_this_order(
+        self, run: Run, world: World, model: str, tmp_path: Path
+    ) -> None:
+        names = ["c.safetensors", "a.safetensors", "b.safetensors"]
+        for seed, name in enumerate(names):
+            (tmp_path / name).write_bytes(checkpoint(seed))
+
+        with working(world):
+            pushed = lines(run("push", model, *names, "--wait", "--json"))
+
+        assert [job["version"] for job in pushed] == [1, 2, 3]
+        assert [job["status"] for job in pushed] == ["succeeded"] * 3
+
+    def test_as_json_it_is_the_source(self, json_of: JsonOf, model: str, source: Path) -> None:
+        pushed = json_of("push", model, source, "--name", "a", "--classes", "F, M")
+
+        assert (pushed["name"], pushed["classes"]) == ("a", ["F", "M"])
+        assert pushed["sha256"] == sha256(source.read_bytes())
+        assert pushed["job"].startswith("job_")
+
+    def test_classes_may_be_json(self, json_of: JsonOf, model: str, source: Path) -> None:
+        assert json_of("push", model, source, "--classes", '["F,", "M"]')["classes"] == ["F,", "M"]
+
+    @pytest.mark.parametrize(
+        ("name", "said"),
+        [
+            ("bad", "rejected: accuracy fell"),
+            ("broken", "failed: it did not fit\n  a smaller batch"),
+        ],
+    )
+    def test_waiting_for_a_fold_that_does_not_succeed_exits_with_1(
+        self, run: Run, world: World, model: str, source: Path, name: str, said: str
+    ) -> None:
+        with working(world):
+            result = run("push", model, source, "--name", name, "--wait", code=1)
+
+        assert result.stdout.startswith(f"{name}: {said}\n")
+
+    def test_a_dry_run(self, run: Run, world: World, model: str, source: Path) -> None:
+        with working(world):
+            [job] = lines(run("push", model, source, "--dry-run", "--wait", "--json"))
+
+        assert (job["kind"], job["status"], job["version"]) == ("dry_run", "succeeded", None)
+        report = json.loads(run("jobs", "report", job["id"]).stdout)
+        assert report["schema"] == 1
+
+    def test_one_name_for_several_files_is_refused(
+        self, run: Run, world: World, model: str, source: Path
+    ) -> None:
+        with world.nothing_left():
+            result = run("push", model, source, source, "--name", "a", code=2)
+
+        assert "one name does not fit several files" in result.stderr
+
+
+class TestPull:
+    def test_a_version_into_a_folder(self, run: Run, world: World, model: str) -> None:
+        world.fold(1, weights=b"one")
+        world.fold(2, weights=b"two")
+
+        assert run("pull", model, "out/", "--version", "1").stdout == "out/merged-v1.safetensors\n"
+
+        assert Path("out/merged-v1.safetensors").read_bytes() == b"one"
+
+    def test_as_json(self, json_of: JsonOf, world: World, model: str) -> None:
+        world.fold(1, weights=b"one")
+
+        assert json_of("pull", model, "x.safetensors") == {
+            "model": "merged",
+            "version": 1,
+            "path": "x.safetensors",
+            "size": 3,
+            "sha256": sha256(b"one"),
+        }
+
+    def test_nothing_there_yet(self, run: Run, model: str) -> None:
+        assert "no version yet" in run("pull", model, code=1).stderr
+
+    def test_a_place_that_cannot_be_written(self, run: Run, world: World, model: str) -> None:
+        world.fold(1)
+        Path("file").touch()
+
+        assert run("pull", model, "file/x", code=1).stderr.startswith("grasp: file")
+
+
+class TestWatch:
+    def test_a_job_state_by_state(self, run: Run, world: World, model: str, source: Path) -> None:
+        run("push", model, source)
+        with working(world):
+            [job] = json.loads(run("jobs", "--kind", "fold", "--json").stdout)
+            states = lines(run("watch", job["id"], "--json"))
+
+        assert {state["id"] for state in states} == {job["id"]}
+        assert states[-1]["status"] == "succeeded"
+
+    def test_all_jobs_of_a_model(
+        self, run: Run, world: World, model: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for seed, name in enumerate(("one", "bad", "two")):
+            world.post_source(checkpoint(seed), fields={"name": name})
+
+        def watch(*args: Any, **options: Any) -> None:
+            with working(world):  # not earlier, or there is nothing to be seen
+                watch_jobs(*args, **options)
+
+        monkeypatch.setattr(transfer, "watch_jobs", watch)
+        result = run("watch", model, code=1)
+
+        ends = [line for line in result.stdout.splitlines() if not line.startswith(" ")]
+        assert ends == ["one: version 1", "bad: rejected: accuracy fell", "two: version 2"]
+
+    def test_nothing_to_watch(self, run: Run, model: str) -> None:
+        assert run("watch", model).stdout == "nothing is under way\n"
+        assert run("watch", model, "--json").stdout == ""
+
+
+class TestModels:
+    def test_options_of_a_new_one(self, json_of: JsonOf, world: World) -> None:
+        world.ready_target()
+
+        made = json_of(
+            *("models", "create", "merged", "--architecture", "tiny", "--target", "faces"),
+            *("--classes", "F,M", "--image-size", "64", "--seed", "3", "--queue", "cpu"),
+            *("--set", "tau=0.1", "--set", "refine.epochs=4", "--set", "granularity=channel"),
+            *("--keep-versions", "2", "--keep-sources"),
+        )
+
+        assert (made["classes"], made["image_size"], made["seed"]) == (["F", "M"], 64, 3)
+        assert (made["queue"], made["keep_versions"], made["keep_sources"]) == ("cpu", 2, True)
+        merge = made["merge"]
+        assert (merge["tau"], merge["granularity"]) == (0.1, "channel")
+        assert merge["refine"]["epochs"] == 4
+
+    def test_changes(self, json_of: JsonOf, run: Run, model: str) -> None:
+        run("models", "update", model, "--keep-versions", "2", "--queue", "gpu", "--keep-sources")
+
+        changed = json_of(
+            *("models", "update", model, "--name", "other", "--set", "gate.max_drop=0.5"),
+            *("--keep-versions", "0", "--queue", "any", "--drop-sources"),
+        )
+
+        assert (changed["name"], changed["merge"]["gate"]["max_drop"]) == ("other", 0.5)
+        assert (changed["keep_versions"], changed["queue"]) == (None, None)
+        assert changed["keep_sources"] is False
+
+    def test_no_change_at_all_is_a_mistake(self, run: Run, model: str) -> None:
+        assert "nothing to change" in run("models", "update", model, code=2).stderr
+
+    @pytest.mark.parametrize("given", ["tau", "=3", "tau=1 refine.=2", "tau=1 tau.x=2"])
+    def test_settings_that_are_none(self, run: Run, model: str, given: str) -> None:
+        words = [word for pair in given.split() for word in ("--set", pair)]
+
+        assert "is not NAME=VALUE" in run("models", "update", model, *words, code=2).stderr
+
+    def test_a_value_that_is_refused_is_named(self, run: Run, model: str) -> None:
+        result = run("models", "update", model, "--set", "refine.epochs=-1", code=1)
+
+        assert result.stderr.startswith("grasp: merge.refine.epochs: ")
+
+    def test_versions_reports_and_provenance(
+        self, run: Run, json_of: JsonOf, world: World, model: str
+    ) -> None:
+        world.fold(1)
+        world.fold(2)
+
+        assert [it["number"] for it in json_of("models", "versions", model)] == [2, 1]
+        assert json.loads(run("models", "report", model, "--version", "1").stdout)["schema"] == 1
+        assert json_of("models", "provenance", model)["version"] == 2
+        assert "75.0%" in run("models", "provenance", model, "--version", "1").stdout
+        assert "sha256" in run("models", "versions", model).stdout
+
+    def test_deleting_asks_first(self, run: Run, json_of: JsonOf, model: str) -> None:
+        run("models", "delete", model, typed="n\n", code=1)
+        assert [it["name"] for it in json_of("models")] == [model]
+
+        run("models", "delete", model, typed="y\n")
+        assert json_of("models") == []
+
+    def test_deleting_without_asking(self, json_of: JsonOf, model: str) -> None:
+        assert json_of("models", "delete", model, "--yes") == {"deleted": model}
+
+
+def test_rollback(run: Run, json_of: JsonOf, world: World, model: str) -> None:
+    world.fold(1)
+    world.fold(2)
+
+    assert run("rollback", model, "1").stdout == "merged: version 3 equals version 1\n"
+    assert json_of("rollback", model, "2")["rollback_of"] == 2
+
+
+def test_targets(run: Run, json_of: JsonOf, world: World) -> None:
+    Path("faces/F").mkdir(parents=True)
+    Path("faces/F/1.png").touch()
+
+    made = json_of("targets", "create", "faces", "faces")
+    world.validate()
+
+    assert made["status"] == "validating"
+    assert json_of("targets", "show", "faces")["classes"] == list(CLASSES)
+    assert "6: 3 F, 3 M" in run("targets", "show", "faces").stdout
+    assert json_of("targets", "--status", "failed") == []
+    assert run("targets", "delete", "faces", "-y").stdout == "faces is deleted\n"
+
+
+def test_jobs(run: Run, json_of: JsonOf, world: World, model: str, source: Path) -> None:
+    run("push", model, source)
+    [job] = json_of("jobs", "list", "--model", model, "--status", "queued", "--limit", "1")
+
+    assert json_of("jobs", "cancel", job["id"])["status"] == "cancelled"
+    assert "cancelled" in run("jobs", "show", job["id"]).stdout
+    with working(world):
+        assert run("jobs", "retry", job["id"], "--wait").stdout == f"{job['id']}: version 1\n"
+    assert json_of("jobs", "show", job["id"])["version"] == 1
+    assert run("jobs", "retry", job["id"], code=1).stderr.startswith("grasp: ")
+
+
+def test_sources(run: Run, json_of: JsonOf, model: str, source: Path) -> None:
+    pushed = json_of("push", model, source)
+
+    assert json_of("sources", "--model", model, "--status", "queued") == [pushed]
+    assert json_of("sources", "show", pushed["id"]) == pushed
+    assert pushed["sha256"] in run("sources", "show", pushed["id"]).stdout
+
+
+@pytest.mark.parametrize("noun", ["models", "targets", "sources", "jobs"])
+def test_lists_are_tables(run: Run, world: World, noun: str) -> None:
+    empty = run(noun).stdout
+    assert empty.startswith("no ")
+    world.ready_model("merged", "faces")
+    world.post_source()
+
+    filled = run(noun).stdout
+
+    [row, *_] = [line for line in filled.splitlines() if "queued" in line or "ready" in line]
+    assert "merged" in row or "faces" in row
+    assert run(noun, "list").stdout == filled
+
+
+class TestMistakes:
+    def test_no_server(self, run: Run) -> None:
+        result = run("models", "--url", "http://127.0.0.1:1", code=1)
+
+        assert result.stderr.startswith("grasp: cannot reach http://127.0.0.1:1: ")
+        assert "`grasp serve` starts one" in result.stderr
+        assert result.stdout == ""
+
+    def test_no_address(self, run: Run) -> None:
+        assert "http://host:port" in run("models", "--url", "localhost:8000", code=1).stderr
+
+    @pytest.mark.parametrize(
+        ("word", "said"),
+        [
+            ("mergd", "did you mean merged?"),
+            ("xyz", "there are merged"),
+            ("mdl_1", "there are merged"),
+        ],
+    )
+    def test_a_model_of_another_name(
+        self, run: Run, model: str, source: Path, word: str, said: str
+    ) -> None:
+        result = run("push", word, source, code=1)
+
+        assert result.stderr == f"grasp: there is no model {word!r}\n  {said}\n"
+
+    def test_a_target_of_another_name(self, run: Run, world: World) -> None:
+        world.ready_target("faces")
+
+        result = run("models", "create", "m", "-a", "tiny", "-t", "face", code=1)
+
+        assert "did you mean faces?" in result.stderr
+
+    def test_another_architecture(self, run: Run, model: str, tmp_path: Path) -> None:
+        shapes = {f"block__{number}": (1,) for number in range(9)}
+        other = tmp_path / "other.safetensors"
+        other.write_bytes(checkpoint(1, stem__weight=(5, 3), head__bias=None, **shapes))
+
+        result = run("push", model, other, code=1)
+
+        assert result.stderr == (
+            "grasp: other.safetensors is not a tiny checkpoint\n"
+            "  missing: head.bias\n"
+            "  unexpected: block.0, block.1, block.2 and 6 more\n"
+            "  wrong shape: stem.weight [5, 3] instead of [4, 3]\n"
+            "  make sure that the checkpoint was trained as timm's tiny\n"
+        )
+
+    def test_other_classes(self, run: Run, model: str, tmp_path: Path) -> None:
+        other = tmp_path / "other.safetensors"
+        other.write_bytes(checkpoint(1, head__weight=(3, 4), head__bias=(3,)))
+
+        result = run("push", model, other, code=1)
+
+        assert "head.bias [3] instead of [2]" in result.stderr
+        assert result.stderr.endswith("as --classes A,B,C\n")
+
+    def test_no_such_file(self, run: Run, world: World, model: str) -> None:
+        with world.nothing_left():
+            assert "nowhere" in run("push", model, "nowhere", code=2).stderr
+
+    def test_no_key(self, run: Run, world: World) -> None:
+        secret = world.key("ada", "read")["Authorization"].removeprefix("Bearer ")
+
+        assert "--key or GRASP_KEY" in run("models", code=1).stderr
+        assert run("models", "--key", secret, "--json").stdout == "[]\n"
+
+    def test_a_file_of_another_kind(self, run: Run, model: str) -> None:
+        Path("notes.txt").write_text("no weights in here, but some words" * 10)
+
+        assert run("push", model, "notes.txt", code=1).stderr.startswith("grasp: notes.txt ")
+
+
+def test_names_are_completed(world: World, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    from grasp_client.commands.arguments import complete_model, complete_target
+
+    world.ready_model("merged", "faces")
+    monkeypatch.setenv("GRASP_URL", server.url)
+    assert (complete_model("me"), complete_model("x")) == (["merged"], [])
+    assert complete_target("") == ["faces"]
+    monkeypatch.setenv("GRASP_URL", "http://127.0.0.1:1")
+    assert complete_model("") == []
