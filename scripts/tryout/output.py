@@ -1,7 +1,7 @@
 """Whether a command printed what a page says: loosely, because ids and figures vary.
 
-`…` stands for anything. Ids, digests, decimals and times are compared by their shape, white space
-not at all; everything else must be as it is written. An id that the page shows stands for the one
+`…` stands for anything. Ids, digests, decimals, per cents and times are compared by their shape,
+white space not at all; everything else must be as it is written. An id that the page shows stands for the one
 that came instead of it, from then on.
 """
 
@@ -10,7 +10,8 @@ import re
 ID = r"\b(?:tgt|mdl|src|job|upl|wrk|key)_[0-9a-z]{26}\b"
 TOKENS = re.compile(
     rf"(?P<anything>…)|(?P<id>{ID})|(?P<digest>\b[0-9a-f]{{12,64}}\b)"
-    r"|(?P<time>\d{4}-\d\d-\d\dT[\d:.]+Z)|(?P<decimal>\d+\.\d+)|(?P<space>\s+)"
+    r"|(?P<time>\d{4}-\d\d-\d\dT[\d:.]+Z)|(?P<decimal>\d+\.\d+)"
+    r"|(?P<percent>\d+(?=\s?%))|(?P<space>\s+)"
 )
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r")
 SHAPES = {
@@ -18,6 +19,7 @@ SHAPES = {
     "digest": r"[0-9a-f]+",
     "time": r"\d{4}-\d\d-\d\dT[\d:.]+Z",
     "decimal": r"\d+\.\d+",
+    "percent": r"\d+",
     "space": r"\s*",
 }
 

@@ -49,6 +49,7 @@ def test_commands_that_would_be_passed_over_are_refused(block: str) -> None:
         ("a … z", "a b c z"),
         ("…", ""),
         ("accuracy 0.98", "accuracy 0.1234567"),
+        ("84% transferred", "7% transferred"),
         ('{"a": 1,\n "b": 2}', '{"a":1,"b":2}'),
         ("sha256 9f86d081884c7d659a2f", "sha256 0000000000000000abcd"),
         ("at 2026-01-31T12:00:00Z", "at 2027-02-01T01:02:03.456Z"),

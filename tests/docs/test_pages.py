@@ -1,0 +1,15 @@
+"""Every command of the pages does what they say, here; `python -m scripts.tryout --clone` does them
+in a fresh clone with an environment of its own."""
+
+from contextlib import closing
+
+import pytest
+
+from scripts.tryout.places import ROOT, linked_trees
+from scripts.tryout.reader import Reader
+
+
+@pytest.mark.parametrize("page", ["docs/tutorial.md"])
+def test_the_commands_of_a_page_work_as_printed(page: str) -> None:
+    with closing(linked_trees()) as places:
+        Reader(ROOT / page, next(places)).read()
