@@ -1,8 +1,8 @@
 """Whether a command printed what a page says: loosely, because ids and figures vary.
 
 `…` stands for anything. Ids, digests, decimals, per cents and times are compared by their shape,
-white space not at all; everything else must be as it is written. An id that the page shows stands for the one
-that came instead of it, from then on.
+white space not at all; everything else must be as it is written. An id that the page shows stands
+for the one that came instead of it, from then on.
 """
 
 import re
