@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from grasp_client.errors import GraspError, Unreachable
 from grasp_client.exchange import Tries, open_response, read_piece
-from grasp_client.plans import Call, Plan
+from grasp_client.plans import Call, Plan, at
 
 if TYPE_CHECKING:
     from grasp_client.client import AsyncGrasp, Grasp
@@ -56,7 +56,7 @@ class Follower:
         headers = {"Accept": "text/event-stream"}
         if self._seen is not None:
             headers["Last-Event-ID"] = self._seen
-        path = f"/jobs/{self._job}/events"
+        path = at("jobs", self._job, "events")
         yield from open_response(
             self._client, Call("GET", path, headers=headers, read_timeout=silence)
         )

@@ -12,7 +12,7 @@ from pydantic import BaseModel, SerializerFunctionWrapHandler, model_serializer,
 from grasp_client.errors import JobCancelled, JobFailed, JobRejected, JobUnfinished
 from grasp_client.events import SILENCE_S, Follower
 from grasp_client.exchange import ask
-from grasp_client.plans import Bound, C, Call, Plan, Tell, Telling, operation, stream
+from grasp_client.plans import Bound, C, Call, Plan, Tell, Telling, at, operation, stream
 from grasp_client.records import Record, get, list_all, read
 
 ENDED = ("succeeded", "rejected", "failed", "cancelled")
@@ -167,16 +167,16 @@ class Jobs(Bound[C]):
 
 
 def get_job(client: C, job: str) -> Plan[Job[C]]:
-    return get(Job, client, f"/jobs/{job}")
+    return get(Job, client, at("jobs", job))
 
 
 def act(client: C, job: str, deed: str) -> Plan[Job[C]]:
-    answer = yield from ask(client, Call("POST", f"/jobs/{job}/{deed}"))
+    answer = yield from ask(client, Call("POST", at("jobs", job, deed)))
     return read(Job, client, answer.json())
 
 
 def report_of(client: C, job: str) -> Plan[dict[str, Any]]:
-    answer = yield from ask(client, Call("GET", f"/jobs/{job}/report"))
+    answer = yield from ask(client, Call("GET", at("jobs", job, "report")))
     report: dict[str, Any] = answer.json()
     return report
 

@@ -11,7 +11,7 @@ from grasp_client.bodies import Progress
 from grasp_client.downloads import download
 from grasp_client.exchange import ask
 from grasp_client.jobs import Job, JobHandle, JobProblem, wait_for
-from grasp_client.plans import Bound, C, Call, Plan, operation
+from grasp_client.plans import Bound, C, Call, Plan, at, operation
 from grasp_client.records import Record, get, list_all, read
 
 
@@ -105,7 +105,7 @@ class Models(Bound[C]):
     @operation
     def versions(self, model: str, *, limit: int | None = None) -> Plan[list[Version[C]]]:
         """Newest first."""
-        return list_all(Version, self._client, f"/models/{model}/versions", limit, {})
+        return list_all(Version, self._client, at("models", model, "versions"), limit, {})
 
     @operation
     def list(
@@ -123,13 +123,13 @@ class Models(Bound[C]):
     @operation
     def update(self, /, model: str, **changes: Any) -> Plan[Model[C]]:
         """Other parameters for later folds; what is not given stays, also inside `merge`."""
-        answer = yield from ask(self._client, Call("PATCH", f"/models/{model}", json=changes))
+        answer = yield from ask(self._client, Call("PATCH", at("models", model), json=changes))
         return read(Model, self._client, answer.json())
 
     @operation
     def delete(self, model: str) -> Plan[None]:
         """With its versions, sources and jobs. There is no way back."""
-        yield from ask(self._client, Call("DELETE", f"/models/{model}"))
+        yield from ask(self._client, Call("DELETE", at("models", model)))
 
     @operation
     def report(self, model: str, number: int | None = None) -> Plan[dict[str, Any]]:
@@ -144,7 +144,7 @@ class Models(Bound[C]):
     @operation
     def rollback(self, model: str, version: int) -> Plan[Version[C]]:
         """A new version that equals an older one."""
-        call = Call("POST", f"/models/{model}/rollback", json={"version": version})
+        call = Call("POST", at("models", model, "rollback"), json={"version": version})
         answer = yield from ask(self._client, call)
         return read(Version, self._client, answer.json())
 
@@ -165,7 +165,7 @@ class Models(Bound[C]):
         """
         found = yield from get_model(self._client, model)
         number = version or found.version
-        place = f"/models/{found.id}" + (f"/versions/{number}" if number else "")
+        place = at("models", found.id, *(("versions", number) if number else ()))
         path = Path(to)
         if path.is_dir() or str(to).endswith("/"):
             path /= f"{found.name}-v{number}.safetensors"
@@ -175,10 +175,10 @@ class Models(Bound[C]):
         if number is None:
             number = (yield from get_model(self._client, model)).version
         # A model without versions has no number 1 either, and the server says so.
-        call = Call("GET", f"/models/{model}/versions/{number or 1}/{what}")
+        call = Call("GET", at("models", model, "versions", number or 1, what))
         answer: dict[str, Any] = (yield from ask(self._client, call)).json()
         return answer
 
 
 def get_model(client: C, model: str) -> Plan[Model[C]]:
-    return get(Model, client, f"/models/{model}/info")
+    return get(Model, client, at("models", model, "info"))

@@ -6,8 +6,8 @@ not know who takes its steps:
 
     @operation
     def get(self, job: str) -> Plan[Job[C]]:
-        response = yield from self.ask(Call("GET", f"/jobs/{job}"))
-        return self.record(Job, response)
+        answer = yield from ask(self._client, Call("GET", at("jobs", job)))
+        return read(Job, self._client, answer.json())
 
 `@operation` makes a method of it. On what belongs to a `Grasp` the method takes all the steps and
 returns the result; on what belongs to an `AsyncGrasp` it gives an awaitable that does. `@stream` is
@@ -21,6 +21,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Itera
 from dataclasses import dataclass, field
 from functools import partial, update_wrapper
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeAlias, overload
+from urllib.parse import quote
 
 from typing_extensions import TypeVar
 
@@ -32,6 +33,11 @@ P = ParamSpec("P")
 Result = TypeVar("Result")
 Item = TypeVar("Item")
 C = TypeVar("C", bound="Grasp | AsyncGrasp", default="Grasp")
+
+
+def at(*parts: object) -> str:
+    """A path, in which each part stays one whatever characters it has."""
+    return "/" + "/".join(quote(str(part), safe="") for part in parts)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 from grasp_client.bodies import Progress
 from grasp_client.exchange import ask
 from grasp_client.jobs import Job, JobHandle, wait_for
-from grasp_client.plans import Bound, C, Call, Plan, operation
+from grasp_client.plans import Bound, C, Call, Plan, at, operation
 from grasp_client.records import Record, get, list_all, read
 from grasp_client.sending import existing_file, send
 
@@ -94,7 +94,7 @@ class Sources(Bound[C]):
     @operation
     def get(self, source: str) -> Plan[Source[C]]:
         """By id."""
-        return get(Source, self._client, f"/sources/{source}")
+        return get(Source, self._client, at("sources", source))
 
     @operation
     def list(

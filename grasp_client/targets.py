@@ -11,7 +11,7 @@ from pathlib import Path
 from grasp_client.bodies import Progress
 from grasp_client.exchange import Answer, ask
 from grasp_client.jobs import Job, JobHandle, JobProblem, wait_for
-from grasp_client.plans import Bound, C, Call, Do, Plan, operation
+from grasp_client.plans import Bound, C, Call, Do, Plan, at, operation
 from grasp_client.records import Record, get, list_all, read
 from grasp_client.sending import existing_file, send
 
@@ -41,7 +41,7 @@ class Target(Record[C]):
     ) -> Plan[Target[C]]:
         """The target once it is validated. Raises JobFailed, JobUnfinished."""
         yield from wait_for(self._client, self.job.id, progress, timeout)
-        return (yield from get(Target, self._client, f"/targets/{self.id}"))
+        return (yield from get(Target, self._client, at("targets", self.id)))
 
 
 class Targets(Bound[C]):
@@ -77,7 +77,7 @@ class Targets(Bound[C]):
     @operation
     def get(self, target: str) -> Plan[Target[C]]:
         """By id or name."""
-        return get(Target, self._client, f"/targets/{target}")
+        return get(Target, self._client, at("targets", target))
 
     @operation
     def list(self, *, status: str | None = None, limit: int | None = None) -> Plan[list[Target[C]]]:
@@ -87,7 +87,7 @@ class Targets(Bound[C]):
     @operation
     def delete(self, target: str) -> Plan[None]:
         """Remove one that no model uses. Raises Conflict."""
-        yield from ask(self._client, Call("DELETE", f"/targets/{target}"))
+        yield from ask(self._client, Call("DELETE", at("targets", target)))
 
 
 def _zip(folder: Path, archive: Path) -> None:

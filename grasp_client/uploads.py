@@ -10,7 +10,7 @@ from pathlib import Path
 from grasp_client.bodies import FileBody, Progress
 from grasp_client.errors import Conflict, GraspError
 from grasp_client.exchange import Tries, ask, open_response, read_rest
-from grasp_client.plans import Bound, C, Call, Plan, operation
+from grasp_client.plans import Bound, C, Call, Plan, at, operation
 from grasp_client.records import Record, get, list_all, read
 
 PART_BYTES = 32 * 2**20  # per request; a cut costs less, as the server keeps what had arrived
@@ -71,11 +71,11 @@ class Uploads(Bound[C]):
     @operation
     def delete(self, upload: str) -> Plan[None]:
         """Throw it away."""
-        yield from ask(self._client, Call("DELETE", f"/uploads/{upload}", headers=TUS))
+        yield from ask(self._client, Call("DELETE", at("uploads", upload), headers=TUS))
 
 
 def get_upload(client: C, upload: str) -> Plan[Upload[C]]:
-    return get(Upload, client, f"/uploads/{upload}")
+    return get(Upload, client, at("uploads", upload))
 
 
 def send_file(
@@ -127,6 +127,6 @@ def _send_part(client: C, upload: Upload[C], path: Path, progress: Progress | No
     stop = min(start + PART_BYTES, upload.size)
     body = FileBody(path, start, stop, progress, content_type="application/offset+octet-stream")
     headers = {**TUS, "Upload-Offset": str(start)}
-    call = Call("PATCH", f"/uploads/{upload.id}", headers=headers, body=body)
+    call = Call("PATCH", at("uploads", upload.id), headers=headers, body=body)
     yield from open_response(client, call)
     yield from read_rest(client)

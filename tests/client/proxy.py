@@ -42,6 +42,7 @@ class Proxy:
         self.down: deque[Alter] = deque()  # for what they get
         self.sent = self.got = 0  # bytes, on all connections
         self.connections = 0
+        self.beginnings: list[bytes] = []  # what clients sent first, a connection each
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self._threads: list[Thread] = []
@@ -71,6 +72,8 @@ class Proxy:
         so_far = 0
         with suppress(OSError):
             while data := here.recv(2**16):
+                if counter == "sent" and not so_far:
+                    self.beginnings.append(data)
                 altered = alter(so_far, data)
                 if altered is None:
                     break

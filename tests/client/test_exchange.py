@@ -11,51 +11,16 @@ import httpx
 import pytest
 
 from grasp_client import Conflict, Grasp, GraspError, NotFound, Unavailable, Unreachable
-from grasp_client.exchange import FIRST_PAUSE_S, LONGEST_PAUSE_S, Answer, ask
-from grasp_client.plans import Call, Course, Open, Read, Sleep
+from grasp_client.exchange import FIRST_PAUSE_S, LONGEST_PAUSE_S, ask
+from grasp_client.plans import Call
+from tests.client.played import LOST, Played
 
-LOST = httpx.ReadError("the line is dead")
 NOBODY = httpx.ConnectError("connection refused")
 FINE = httpx.Response(200, json={"fine": True})
 
 
 def problem(status: int, code: str = "code", **headers: str) -> httpx.Response:
     return httpx.Response(status, json={"code": code, "detail": "why"}, headers=headers)
-
-
-class Played:
-    """A plan whose requests get these answers, one after the other; it sleeps no time at all."""
-
-    def __init__(self, *answers: httpx.Response | httpx.TransportError) -> None:
-        self.answers = list(answers)
-        self.calls: list[Call] = []
-        self.pauses: list[float] = []
-        self._pieces: Iterator[bytes] = iter(())
-
-    def run(self, grasp: Grasp, call: Call) -> Answer:
-        course = Course(ask(grasp, call))
-        while course.advance():
-            try:
-                course.answer(self._take(course.step))
-            except httpx.TransportError as error:
-                course.fail(error)
-        assert self.answers == [], "it gave up too early"
-        return course.result
-
-    def _take(self, step: Any) -> Any:
-        match step:
-            case Open(call):
-                self.calls.append(call)
-                answer = self.answers.pop(0)
-                if isinstance(answer, httpx.TransportError):
-                    raise answer
-                self._pieces = iter([answer.content])
-                return answer
-            case Read():
-                return next(self._pieces, b"")
-            case Sleep(seconds):
-                self.pauses.append(seconds)
-        return None
 
 
 @pytest.fixture
@@ -71,14 +36,14 @@ GET, POST, DELETE = Call("GET", "/x"), Call("POST", "/x"), Call("DELETE", "/x")
 def test_what_passes_is_tried_again(grasp: Grasp, failure: Any) -> None:
     played = Played(failure, failure, FINE)
 
-    assert played.run(grasp, GET).json() == {"fine": True}
+    assert played.run(ask(grasp, GET)).json() == {"fine": True}
     assert len(played.pauses) == 2
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 409, 422, 500, 507])
 def test_what_does_not_pass_is_not(grasp: Grasp, status: int) -> None:
     with pytest.raises(GraspError) as caught:
-        Played(problem(status, "stable")).run(grasp, GET)
+        Played(problem(status, "stable")).run(ask(grasp, GET))
 
     assert caught.value.code == "stable"
 
@@ -86,7 +51,7 @@ def test_what_does_not_pass_is_not(grasp: Grasp, status: int) -> None:
 def test_pauses_grow_and_vary(grasp: Grasp) -> None:
     played = Played(*[LOST] * 8, FINE)
 
-    played.run(grasp, GET)
+    played.run(ask(grasp, GET))
 
     longest = [min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**n) for n in range(8)]
     assert all(s / 2 <= p <= s for s, p in zip(longest, played.pauses, strict=True))
@@ -97,7 +62,7 @@ def test_pauses_grow_and_vary(grasp: Grasp) -> None:
 def test_the_server_says_when_to_come_back(grasp: Grasp, status: int) -> None:
     played = Played(problem(status, **{"Retry-After": "7"}), FINE)
 
-    played.run(grasp, GET)
+    played.run(ask(grasp, GET))
 
     assert 7 <= played.pauses[0] <= 8
 
@@ -106,7 +71,7 @@ def test_it_may_say_so_with_a_date(grasp: Grasp) -> None:
     then = format_datetime(datetime.now(UTC) + timedelta(seconds=30), usegmt=True)
     played = Played(problem(503, **{"Retry-After": then}), FINE)
 
-    played.run(grasp, GET)
+    played.run(ask(grasp, GET))
 
     assert 20 < played.pauses[0] <= 31
 
@@ -116,9 +81,9 @@ def test_nonsense_is_passed_over(grasp: Grasp, nonsense: str) -> None:
     played = Played(problem(503, **{"Retry-After": nonsense}), FINE)
     if nonsense.isdecimal():  # an honest number, though longer than anybody waits
         with pytest.raises(Unavailable):
-            played.run(grasp, GET)
+            played.run(ask(grasp, GET))
     else:
-        played.run(grasp, GET)
+        played.run(ask(grasp, GET))
         assert played.pauses[0] < 1
 
 
@@ -126,7 +91,7 @@ def test_a_wait_that_is_longer_than_patience_is_not_begun(grasp: Grasp) -> None:
     played = Played(problem(503, **{"Retry-After": "61"}))
 
     with pytest.raises(Unavailable) as caught:
-        played.run(grasp, GET)
+        played.run(ask(grasp, GET))
 
     assert played.pauses == []
     assert (caught.value.status, caught.value.retry_after) == (503, 61)
@@ -139,7 +104,7 @@ def test_patience_is_counted_from_the_first_failure(
     monkeypatch.setattr("grasp_client.exchange.time.monotonic", lambda: sum(played.pauses))
 
     with pytest.raises(Unreachable):
-        played.run(grasp, GET)
+        played.run(ask(grasp, GET))
 
     assert 60 - LONGEST_PAUSE_S <= sum(played.pauses) <= 60
 
@@ -147,8 +112,8 @@ def test_patience_is_counted_from_the_first_failure(
 def test_every_try_of_a_post_has_the_same_key_and_every_post_another(grasp: Grasp) -> None:
     first, second = Played(LOST, FINE), Played(FINE)
 
-    first.run(grasp, POST)
-    second.run(grasp, POST)
+    first.run(ask(grasp, POST))
+    second.run(ask(grasp, POST))
 
     keys = [call.headers["Idempotency-Key"] for call in (*first.calls, *second.calls)]
     assert keys[0] == keys[1] != keys[2]
@@ -157,39 +122,39 @@ def test_every_try_of_a_post_has_the_same_key_and_every_post_another(grasp: Gras
 def test_other_requests_need_no_key(grasp: Grasp) -> None:
     played = Played(FINE)
 
-    played.run(grasp, GET)
+    played.run(ask(grasp, GET))
 
     assert played.calls[0].headers == {}
 
 
 def test_a_deletion_that_had_arrived_is_done(grasp: Grasp) -> None:
-    Played(LOST, problem(404)).run(grasp, DELETE)
+    Played(LOST, problem(404)).run(ask(grasp, DELETE))
 
     with pytest.raises(NotFound):
-        Played(problem(404)).run(grasp, DELETE)
+        Played(problem(404)).run(ask(grasp, DELETE))
 
 
 def test_a_first_try_that_is_still_at_work_is_waited_for(grasp: Grasp) -> None:
     """Its key is taken, or the name that it is about to give."""
-    assert Played(LOST, problem(409), FINE).run(grasp, POST).json() == {"fine": True}
+    assert Played(LOST, problem(409), FINE).run(ask(grasp, POST)).json() == {"fine": True}
 
     with pytest.raises(Conflict):
-        Played(problem(409)).run(grasp, POST)
+        Played(problem(409)).run(ask(grasp, POST))
     with pytest.raises(Conflict):
-        Played(LOST, problem(409), problem(409)).run(grasp, POST)
+        Played(LOST, problem(409), problem(409)).run(ask(grasp, POST))
 
 
 def test_nobody_there_is_final_only_for_those_who_say_so(no_settings: None) -> None:
     with Grasp("http://127.0.0.1:1", wait_for_server=False) as grasp:
         with pytest.raises(Unreachable):
-            Played(NOBODY).run(grasp, GET)
-        Played(LOST, FINE).run(grasp, GET)
-        Played(NOBODY, FINE).run(grasp, GET)  # it was there: it will be again
+            Played(NOBODY).run(ask(grasp, GET))
+        Played(LOST, FINE).run(ask(grasp, GET))
+        Played(NOBODY, FINE).run(ask(grasp, GET))  # it was there: it will be again
 
 
 @pytest.mark.parametrize("body", [b"<h1>Bad Gateway</h1>", b"[]", b'{"code": 1}', b""])
 def test_an_error_that_is_none_of_the_servers_has_its_status(grasp: Grasp, body: bytes) -> None:
     with pytest.raises(GraspError) as caught:
-        Played(httpx.Response(418, content=body)).run(grasp, GET)
+        Played(httpx.Response(418, content=body)).run(ask(grasp, GET))
 
     assert (caught.value.code, caught.value.message) == ("http_418", "418 I'm a teapot")

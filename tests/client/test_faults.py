@@ -182,6 +182,7 @@ def test_a_job_is_followed_over_a_cut(
         ("succeeded", "refine"),
     ]
     assert proxy.connections == 2
+    assert b"\r\nLast-Event-ID: 3\r\n" in proxy.beginnings[1]
 
 
 def test_patience_has_an_end(connect: Connect, proxy: Proxy, world: World) -> None:

@@ -301,6 +301,17 @@ def test_names_that_are_hard_to_write_arrive(grasp: Grasp, world: World, source:
     assert grasp.sources.push(odd, model="merged").name == name
 
 
+def test_a_name_does_not_lead_elsewhere(grasp: Grasp, world: World) -> None:
+    world.ready_model()
+
+    for name in ("../models/merged", "x/../../models/merged", "merged?x", "merged#", "a b"):
+        with pytest.raises(GraspError):
+            grasp.targets.delete(name)
+        with pytest.raises(GraspError):
+            grasp.models.get(name)
+    assert grasp.models.get("merged").name == "merged"
+
+
 def test_a_file_that_is_missing_is_noticed_before_anything_is_sent(grasp: Grasp) -> None:
     with pytest.raises(GraspError, match=r"there is no file 'nowhere\.safetensors'"):
         grasp.sources.push("nowhere.safetensors", model="merged")

@@ -1,0 +1,210 @@
+"""`grasp merge` and `grasp convert`, with real weights and images, and no server."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from typer.testing import CliRunner, Result
+
+from grasp_client.cli import cli
+from grasp_core import Checkpoint, CheckpointInfo, FoldConfig, convert_checkpoint, write_checkpoint
+from grasp_core.files import sha256_file
+from tests.worker.digits import CLASSES, SPEC, Heard, write_target, write_weights
+from worker.tasks import Folded, FoldSource, ValidateTarget
+
+PARAMETERS: dict[str, Any] = {
+    "alignment_batches": 2,
+    "refine": {"epochs": 1, "lr": 1e-3, "batch_size": 16},
+    "gate": {"max_drop": 1.0},  # weights that were never trained: nothing to lose
+}
+MODEL = ("-a", SPEC.architecture, "--image-size", "32", "--preprocess", "crop_pct=1.0")
+Run = Callable[..., Result]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target, and three sources: of timm's own weights, of a trainer, and far out of range."""
+    folder = tmp_path_factory.mktemp("files")
+    write_target(folder / "target", per_class=20)
+    write_weights(folder / "a.safetensors", seed=1)
+    other = timm.create_model(SPEC.architecture, num_classes=len(CLASSES)).state_dict()
+    torch.save(
+        {"state_dict": {f"model.{k}": v for k, v in other.items()}, "epoch": 3}, folder / "b.pt"
+    )
+    wild = {k: v * 1e6 if k == "conv_stem.weight" else v for k, v in other.items()}
+    write_checkpoint(folder / "wild.safetensors", wild, CheckpointInfo())
+    (folder / "merge.json").write_text(json.dumps(PARAMETERS))
+    return folder
+
+
+@pytest.fixture
+def run(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """`grasp merge` of some of the files, in an empty folder."""
+    monkeypatch.setenv("HOME", str(files))  # where decoded targets are kept
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str, code: int = 0) -> Result:
+        result = CliRunner().invoke(cli, ["merge", *arguments(files, *words)])
+        assert result.exit_code == code, result.output
+        assert result.exception is None or isinstance(result.exception, SystemExit)
+        return result
+
+    return run
+
+
+def arguments(files: Path, *words: str) -> list[str]:
+    named = [str(files / word) if (files / word).is_file() else word for word in words]
+    target, config = str(files / "target"), str(files / "merge.json")
+    return [*named, "-t", target, *MODEL, "--config", config, "--device", "cpu", "-o", "out"]
+
+
+def fold_as_the_worker(files: Path, folder: Path, sources: list[Path]) -> list[Folded]:
+    fingerprint = ValidateTarget(files / "target", folder / "cache").run(Heard()).fingerprint
+    merged, folds = None, []
+    for number, source in enumerate(sources, start=1):
+        task = FoldSource(
+            spec=SPEC,
+            config=FoldConfig.model_validate(PARAMETERS | {"device": "cpu"}),
+            version=number,
+            source=source,
+            source_sha256=sha256_file(source),
+            merged=merged,
+            source_classes=None,
+            target_path=files / "target",
+            target_fingerprint=fingerprint,
+            cache_dir=folder / "cache",
+            work_dir=folder / str(number),
+            output=folder / f"v{number}.safetensors",
+        )
+        folds.append(task.run(Heard()))
+        merged = task.output
+    return folds
+
+
+def test_it_ends_in_the_bytes_of_the_service(files: Path, tmp_path: Path, run: Run) -> None:
+    """As pushed: the trainer's file converted on the way, with the model's description."""
+    aside = tmp_path / "aside"
+    convert_checkpoint(files / "b.pt", aside / "b.safetensors", spec=SPEC)
+    first, second = fold_as_the_worker(
+        files, aside, [files / "a.safetensors", aside / "b.safetensors"]
+    )
+
+    told = json.loads(run("a.safetensors", "b.pt", "--json").stdout)
+
+    assert told["sha256"] == second.sha256 == sha256_file(Path("out"))
+    assert (told["path"], told["version"]) == ("out", 2)
+    assert [source["status"] for source in told["sources"]] == ["accepted", "accepted"]
+    assert [source["metrics"] for source in told["sources"]] == [first.metrics, second.metrics]
+    assert sorted(path.name for path in Path().iterdir()) == ["aside", "out"]
+
+
+def test_a_version_is_gone_on_with_in_place(files: Path, run: Run) -> None:
+    whole = json.loads(run("a.safetensors", "b.pt", "--json").stdout)
+    run("a.safetensors")
+
+    later = json.loads(run("b.pt", "--merged", "out", "--json").stdout)
+
+    assert (later["version"], later["sha256"]) == (2, whole["sha256"])
+
+
+def test_the_number_of_a_version_may_be_another_than_its_file_says(run: Run) -> None:
+    run("a.safetensors")
+
+    later = json.loads(run("b.pt", "--merged", "out", "--version", "4", "--json").stdout)
+
+    assert later["version"] == 5
+    assert Checkpoint("out").info.lineage.version == 5
+
+
+def test_what_the_gate_rejects_is_passed_over(files: Path, run: Run) -> None:
+    result = run("a.safetensors", "wild.safetensors", "a.safetensors", "--report", "report.json")
+
+    table = [line.split()[:3] for line in result.stdout.splitlines()]
+    assert ["a.safetensors", "accepted", "1"] in table
+    assert ["wild.safetensors", "rejected", "-"] in table
+    assert ["a.safetensors", "known", "-"] in table
+    assert "wild.safetensors was rejected: the source's root mean square" in result.stdout
+    assert Checkpoint("out").info.lineage.version == 1
+    told = json.loads(Path("report.json").read_text())
+    assert [report["outcome"] for report in told["reports"]] == ["accepted", "rejected"]
+    assert told["reports"][0]["sha256"] == told["sha256"]
+
+
+def test_nothing_accepted_is_no_success(run: Run) -> None:
+    result = run("wild.safetensors", code=1)
+
+    assert "nothing was accepted" in result.stderr
+    assert list(Path().iterdir()) == []
+
+
+def test_every_source_is_looked_at_before_the_first_is_folded(run: Run) -> None:
+    torch.save(timm.create_model("test_vit", num_classes=3).state_dict(), "vit.pth")
+
+    result = run("a.safetensors", "vit.pth", code=1)
+
+    assert "grasp: vit.pth is not a test_efficientnet checkpoint\n  missing: conv_stem.weight" in (
+        result.stderr
+    )
+    assert "refine" not in result.stderr
+    assert [path.name for path in Path().iterdir()] == ["vit.pth"]
+
+
+def test_sources_of_other_classes_are_told_by_name(run: Run) -> None:
+    torch.save(timm.create_model(SPEC.architecture, num_classes=2).state_dict(), "two.pt")
+
+    assert "give the source's class names" in run("two.pt", code=1).stderr
+    run("two.pt", "--source-classes", "two,zero")
+
+    assert Checkpoint("out").info.classes == CLASSES
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--set", "refine.epoch=4"], "refine.epoch: Extra inputs are not permitted"),
+        (["--preprocess", "crop_pct=7"], "crop_pct: Input should be less than or equal to 1"),
+    ],
+)
+def test_what_makes_no_sense_is_named(run: Run, words: list[str], said: str) -> None:
+    result = run("a.safetensors", *words, code=2)
+
+    assert said in " ".join(result.stderr.replace("│", " ").split())
+
+
+def test_an_unknown_architecture(run: Run) -> None:
+    result = run("a.safetensors", "-a", "test_eficientnet", code=1)
+
+    assert "did you mean test_efficientnet" in result.stderr
+
+
+def test_interrupted_it_leaves_nothing(files: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "grasp_client.cli"]
+    words = arguments(files, "a.safetensors", "--set", "refine.epochs=100000")
+    process = subprocess.Popen(
+        [str(Path(sys.executable).with_name("grasp")), "merge", *words],
+        env=os.environ | {"HOME": str(files)},
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    with process.stderr as told:
+        for line in told:
+            if line == "a.safetensors: refine\n":
+                process.send_signal(signal.SIGINT)
+                break
+        rest = told.read()
+
+    assert process.wait() == 130
+    assert rest == "stopped; out is as it was\n"
+    assert list(tmp_path.iterdir()) == []
