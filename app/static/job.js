@@ -3,6 +3,7 @@
 import { refresh } from "./page.js";
 
 const ENDED = ["succeeded", "rejected", "failed", "cancelled"];
+const AGAIN_MS = 3000;
 const WIDTH = 560;
 const HEIGHT = 160;
 const losses = []; // [progress, loss]
@@ -11,7 +12,10 @@ const region = document.getElementById("job");
 if (region?.dataset.events) follow(region.dataset.events);
 
 function follow(path) {
-  const events = new EventSource(path);
+  const events = new EventSource(path); // which connects again by itself, while it can
+  events.addEventListener("error", () => {
+    if (events.readyState === EventSource.CLOSED) setTimeout(() => follow(path), AGAIN_MS);
+  });
   events.addEventListener("job", async (event) => {
     const job = JSON.parse(event.data);
     if (ENDED.includes(job.status)) {

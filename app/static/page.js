@@ -3,7 +3,7 @@
 import { describe, post } from "./api.js";
 
 const BUSY_MS = 2000; // while something runs or waits
-const IDLE_MS = 10000;
+const IDLE_MS = 5000;
 
 // Live regions: the page is asked for again, and what has changed is put in place.
 

@@ -23,6 +23,7 @@ from grasp_core.manifest import Manifest, TensorSpec
 from worker.tasks import (
     Folded,
     FoldSource,
+    PerClass,
     Prepared,
     PrepareModel,
     Report,
@@ -125,7 +126,7 @@ class FakeFold(FoldSource):
         ticks = int(metadata["ticks"])
         for tick in range(ticks):
             stage = "align" if tick < ticks / 2 else "refine"
-            report(stage, tick / ticks, {"pid": os.getpid()})
+            report(stage, tick / ticks, {"pid": os.getpid(), "epoch": 1, "loss": 1 / (tick + 1)})
             time.sleep(TICK_S)
             if tick == ticks // 2 and deed is not None:
                 self._do(deed)
@@ -162,7 +163,9 @@ class FakeFold(FoldSource):
     def _write(self, merged: bytes, begun: int) -> Folded:
         with atomic_write(self.output) as file:
             file.write(merged)
-        accuracies = {"val": {"accuracy": 0.5}, "test": {"accuracy": 0.5}}
+        per_class: PerClass = dict.fromkeys(CLASSES, 0.5)
+        each: dict[str, float | PerClass] = {"accuracy": 0.5, "per_class": per_class}
+        accuracies = {"val": each, "test": each}
         return Folded(
             report=json.dumps({"schema": 1, "outcome": "accepted", "begun_before": begun}),
             outcome="accepted",

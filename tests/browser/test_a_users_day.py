@@ -1,0 +1,243 @@
+"""A user's day in a real browser: from a target to a version, and back; and what can go wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from tests.browser.visitor import Visitor, address, visiting
+from tests.service.fake_folds import chain, checkpoint
+from tests.service.harness import Harness
+
+LONG = 150  # ticks of a fold that is watched
+ENDLESS = 10**6
+A_LINE = re.compile(r"\d+\.\d,\d+\.\d \d+")
+
+
+@pytest.fixture
+def visitor(browser: Browser, empty: Harness) -> Iterator[Visitor]:
+    with visiting(browser, address(empty)) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def model(empty: Harness) -> str:
+    """The name of a model that is being prepared."""
+    for path, options in (
+        ("/targets", {"params": {"name": "animals"}, "content": b"images"}),
+        ("/models", {"json": {"name": "zoo", "architecture": "fake", "target": "animals"}}),
+    ):
+        answer = empty.client.post(path, **options)
+        assert answer.is_success, answer.text
+    return "zoo"
+
+
+def file(name: str, content: bytes) -> Any:
+    return {"name": name, "mimeType": "application/octet-stream", "buffer": content}
+
+
+def choose(visitor: Visitor, name: str, content: bytes, model: str) -> None:
+    visitor.visit(f"/ui/upload?model={model}")
+    visitor.page.get_by_label("Drop a safetensors file").set_input_files(file(name, content))
+
+
+def submit(visitor: Visitor) -> None:
+    visitor.page.locator("form").get_by_role("button", name="Upload").click()
+
+
+def upload(visitor: Visitor, name: str, content: bytes, model: str) -> None:
+    """Through the page, to the page of its job."""
+    choose(visitor, name, content, model)
+    submit(visitor)
+    visitor.page.wait_for_url("**/ui/jobs/*")
+
+
+@contextmanager
+def at_rest(harness: Harness) -> Iterator[None]:
+    """No job begins, so that none is over before it was seen."""
+    harness.workers[0].send(signal.SIGSTOP)
+    yield
+    harness.workers[0].send(signal.SIGCONT)
+
+
+def job_id(visitor: Visitor) -> str:
+    return visitor.page.url.rpartition("/")[2]
+
+
+def download(visitor: Visitor, name: str, folder: Path) -> bytes:
+    with visitor.page.expect_download() as found:
+        visitor.page.get_by_role("link", name=name).first.click()
+    path = folder / found.value.suggested_filename
+    found.value.save_as(path)
+    return path.read_bytes()
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def comes_to(visitor: Visitor, status: str) -> None:
+    expect(visitor.page.locator("h1 .pill")).to_have_text(status, timeout=60_000)
+
+
+def test_from_nothing_to_a_version_and_back(
+    visitor: Visitor, empty: Harness, tmp_path: Path
+) -> None:
+    page = visitor.page
+    sources = [checkpoint("a", ticks=LONG), checkpoint("b")]
+
+    visitor.visit("/ui/targets")
+    page.get_by_label("Drop an archive").set_input_files(file("faces.zip", b"images"))
+    page.get_by_label("Name").fill("faces")
+    page.get_by_role("button", name="Register the target").click()
+    page.wait_for_url("**/ui/jobs/*")
+    comes_to(visitor, "succeeded")
+
+    visitor.visit("/#new-model")
+    page.get_by_label("Name").fill("merged")
+    page.get_by_label("Architecture").fill("fake")
+    page.get_by_label("Target").select_option("faces")
+    page.get_by_role("button", name="Create the model").click()
+    page.wait_for_url("**/ui/jobs/*")
+    comes_to(visitor, "succeeded")
+
+    with at_rest(empty):
+        upload(visitor, "site-a.safetensors", sources[0], "merged")
+        comes_to(visitor, "queued")
+    expect(page.locator("figure.live")).to_be_visible()
+    expect(page.locator(".steps [aria-current]")).to_have_text("Refine")
+    assert page.locator("progress").evaluate("bar => bar.value") > 0
+    expect(page.locator("figure.live polyline")).to_have_attribute("points", A_LINE)
+    comes_to(visitor, "succeeded")
+
+    page.get_by_role("link", name="See version 1").click()
+    expect(page.locator("h1")).to_have_text("merged, version 1")
+    upload(visitor, "site-b.safetensors", sources[1], "merged")
+    comes_to(visitor, "succeeded")
+
+    visitor.visit("/ui/models/merged")
+    assert sha256(download(visitor, "Download version 2", tmp_path)) == chain(sources)[1]
+    page.get_by_role("button", name="Roll back to version 1").click()
+    page.get_by_role("button", name="Leave it").click()
+    expect(page.locator(".versions tbody tr")).to_have_count(2)
+    page.get_by_role("button", name="Roll back to version 1").click()
+    page.get_by_role("button", name="Go on").click()
+    expect(page.locator(".versions tbody tr")).to_have_count(3)
+    expect(page.locator(".versions tbody tr").first).to_contain_text("back to version 1")
+    visitor.sees("Rolled back to version 1.")
+    assert sha256(download(visitor, "Download version 3", tmp_path)) == chain(sources)[0]
+    assert visitor.complaints == []
+
+
+def test_a_file_may_be_dropped_and_only_tried(visitor: Visitor, model: str) -> None:
+    page = visitor.page
+    visitor.visit(f"/ui/upload?model={model}")
+    dropped = page.evaluate_handle(
+        """bytes => {
+          const transfer = new DataTransfer();
+          transfer.items.add(new File([new Uint8Array(bytes)], "dropped.safetensors"));
+          return transfer;
+        }""",
+        list(checkpoint("dropped")),
+    )
+    page.dispatch_event(".drop", "dragover", {"dataTransfer": dropped})
+    page.dispatch_event(".drop", "drop", {"dataTransfer": dropped})
+    visitor.sees("dropped.safetensors, ")
+    page.get_by_label("Dry run").check()
+    page.get_by_label("Class names").fill("cat, dog")
+    submit(visitor)
+    page.wait_for_url("**/ui/jobs/*")
+    expect(page.locator("h1")).to_contain_text(f"Try dropped.safetensors on {model}")
+    comes_to(visitor, "succeeded")
+    visitor.sees("A dry run: nothing is published.")
+    assert visitor.complaints == []
+
+
+def test_a_job_is_cancelled_and_tried_again(visitor: Visitor, empty: Harness, model: str) -> None:
+    page = visitor.page
+    upload(visitor, "endless.safetensors", checkpoint("endless", ticks=ENDLESS), model)
+    comes_to(visitor, "running")
+    page.get_by_role("button", name="Cancel").click()
+    page.get_by_role("button", name="Go on").click()
+    comes_to(visitor, "cancelled")
+    visitor.sees("cancelled by request")
+    page.get_by_role("button", name="Try again").click()
+    comes_to(visitor, "running")
+    empty.client.post(f"/jobs/{job_id(visitor)}/cancel")
+    comes_to(visitor, "cancelled")
+    assert visitor.complaints == []
+
+
+def test_a_failed_job_says_why_and_how_often(visitor: Visitor, model: str) -> None:
+    content = checkpoint("bad", "raise", "die", "refuse")
+    upload(visitor, "bad.safetensors", content, model)
+    comes_to(visitor, "failed")
+    for words in ("this checkpoint is no good", "train it again", "child_killed", "attempt 2"):
+        visitor.sees(words)
+
+
+@pytest.mark.parametrize(
+    ("content", "classes", "expected"),
+    [
+        (b"PK\x03\x04 and so on", "", "it looks like one of torch.save"),
+        (b"hello", "", "is not a safetensors file"),
+        (b"\xff" * 8 + b"{", "", "invalid_checkpoint"),
+        (checkpoint("x").replace(b"digest", b"tensor"), "", "checkpoint_mismatch"),
+        (checkpoint("x"), "cat, cat", "class names given twice"),
+    ],
+)
+def test_what_cannot_be_folded_is_refused_with_a_reason(
+    visitor: Visitor, model: str, content: bytes, classes: str, expected: str
+) -> None:
+    choose(visitor, "wrong.safetensors", content, model)
+    visitor.page.get_by_label("Class names").fill(classes)
+    submit(visitor)
+    problem = visitor.page.locator(".outcome .problem")
+    expect(problem).to_contain_text(expected)
+    assert "/ui/upload" in visitor.page.url
+    expect(visitor.page.locator("form").get_by_role("button", name="Upload")).to_be_enabled()
+
+
+def test_a_name_that_is_taken_is_told_beside_the_form(visitor: Visitor, model: str) -> None:
+    visitor.visit("/#new-model")
+    visitor.page.get_by_label("Name").fill(model)
+    visitor.page.get_by_label("Architecture").fill("fake")
+    visitor.page.get_by_role("button", name="Create the model").click()
+    expect(visitor.page.locator(".outcome")).to_contain_text("name_taken")
+
+
+def test_a_server_that_is_away_is_told_and_waited_for(
+    visitor: Visitor, empty: Harness, model: str
+) -> None:
+    choose(visitor, "late.safetensors", checkpoint("late", ticks=LONG), model)
+    empty.api.send(signal.SIGKILL)
+    empty.api.wait()
+    submit(visitor)
+    expect(visitor.page.locator(".outcome")).to_contain_text("The server does not answer.")
+    empty.restart_api()
+    empty.wait_for_api()
+    submit(visitor)
+    visitor.page.wait_for_url("**/ui/jobs/*")
+    empty.api.send(signal.SIGKILL)  # while the page follows the job
+    empty.restart_api()
+    comes_to(visitor, "succeeded")
+
+
+def test_other_pages_follow_what_happens(visitor: Visitor, empty: Harness, model: str) -> None:
+    visitor.visit(f"/ui/models/{model}")
+    visitor.page.get_by_text("Merge parameters").click()
+    answer = empty.client.post(
+        "/sources", params={"model": model, "name": "elsewhere"}, content=checkpoint("elsewhere")
+    )
+    assert answer.status_code == 202
+    expect(visitor.page.locator(".versions")).to_contain_text("elsewhere", timeout=60_000)
+    expect(visitor.page.locator(".parameters").first).to_be_visible()
+    assert visitor.complaints == []
