@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 from grasp_client.cli import cli
 from grasp_client.commands import transfer
 from grasp_client.commands.waiting import watch_jobs
+from grasp_client.jobs import Jobs
 from tests.app.world import CLASSES, Server, World, checkpoint, sha256
 from tests.client.hand import working
 
@@ -116,6 +117,16 @@ class TestPush:
         report = json.loads(run("jobs", "report", job["id"]).stdout)
         assert report["schema"] == 1
 
+    def test_bars_are_drawn_on_a_terminal(
+        self, run: Run, world: World, model: str, source: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("TTY_COMPATIBLE", "1")
+        with working(world):
+            result = run("push", model, source, "--wait")
+
+        assert "━━━" in result.stderr
+        assert result.stdout == "site-a.safetensors: version 1\n"
+
     def test_one_name_for_several_files_is_refused(
         self, run: Run, world: World, model: str, source: Path
     ) -> None:
@@ -180,6 +191,18 @@ class TestWatch:
 
         ends = [line for line in result.stdout.splitlines() if not line.startswith(" ")]
         assert ends == ["one: version 1", "bad: rejected: accuracy fell", "two: version 2"]
+
+    def test_a_job_goes_on_without_its_watcher(
+        self, run: Run, model: str, source: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def interrupt(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(Jobs, "wait", interrupt)
+
+        result = run("push", model, source, "--wait", code=130)
+
+        assert "site-a.safetensors goes on: `grasp watch job_" in result.stderr
 
     def test_nothing_to_watch(self, run: Run, model: str) -> None:
         assert run("watch", model).stdout == "nothing is under way\n"
