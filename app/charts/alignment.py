@@ -13,7 +13,7 @@ WIDTH, HEIGHT = 960, 300
 LEFT, RIGHT, TOP, BOTTOM = 46, 60, 14, 30
 CHARACTER = 7.0  # width of one in a label
 LEAST_BLOCK = 4.0  # width of one that is marked off
-MOST_MARKS = 500
+MOST_MARKS = 400
 
 
 @dataclass(frozen=True)

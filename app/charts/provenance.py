@@ -11,7 +11,7 @@ from app.charts.svg import drawing, element
 
 COLOURS = 7  # that can be told apart, by most eyes; what is beyond them shares the last, grey
 OTHERS = COLOURS
-MOST_LAYERS = 300
+MOST_LAYERS = 250
 BAND_WIDTH = 1000
 LEAST_WIDTH = 0.012  # of a band
 

@@ -65,7 +65,7 @@ def _side(session: Session, version: Version) -> Side:
     return Side(
         version=show_version(version),
         source=source.name if source else None,
-        report=read_report(session, version.job_id) or Report(),
+        report=read_report(session, version.job_id, Report) or Report(),
     )
 
 

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from app.pages.measured import STAGE_NAMES, measured
 from app.pages.origins import origins
 from app.pages.rendering import PageDep
-from app.pages.reports import read_report, source_names
+from app.pages.reports import Report, read_report, source_names
 from app.schemas import Cursor, Id, JobRead, RefFilter
 from app.service import ServiceDep
 from app.show import show_job
@@ -110,7 +110,7 @@ def show_job_page(job: Id, service: ServiceDep, page: PageDep) -> HTMLResponse:
     with service.database.read() as session:
         row = find(session, Job, page.caller.owner, job)
         model = session.get(Model, row.model_id) if row.model_id else None
-        report = read_report(session, row.id) if model else None
+        report = read_report(session, row.id, Report) if model else None
         return page.show(
             "job.html",
             task=tasks(session, [row])[0],

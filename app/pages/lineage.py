@@ -89,7 +89,7 @@ def accuracy_chart(entries: Sequence[Entry]) -> Markup:
         [entry.number for entry in entries],
         [
             Series("validation", [entry.val for entry in entries], 0),
-            Series("test", [entry.test for entry in entries], 1),
+            Series("test", [entry.test for entry in entries], 4),
         ],
         show=percent,
         shares=True,

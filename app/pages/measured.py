@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from app.charts import Aligned, Series, alignment_chart, bar, line_chart, shade
-from app.pages.reports import Metrics, Report, Splits
+from app.pages.reports import After, Before, Metrics, Report
 from app.pages.words import decimal, percent
 
 MEASURES: tuple[tuple[str, str], ...] = (
@@ -93,8 +93,8 @@ class Measured:
 
 
 def measured(report: Report, classes: Sequence[str]) -> Measured:
-    before = report.metrics.before or Splits()
-    after = report.metrics.after or Splits()
+    before = report.metrics.before or Before()
+    after = report.metrics.after or After()
     aligned = _aligned(report)
 
     def measure(split: str, name: str) -> Measure:
@@ -164,7 +164,7 @@ def _cell(count: int, row: Sequence[int], right: bool) -> Cell:
 def _loss(report: Report) -> Markup | None:
     if not report.history:
         return None
-    losses = Series("training loss", [epoch.train_loss for epoch in report.history], 4)
+    losses = Series("training loss", [epoch.train_loss for epoch in report.history], 6)
     at = [epoch.epoch for epoch in report.history]
     return line_chart("Training loss of each epoch", "epoch", at, [losses], show=decimal)
 

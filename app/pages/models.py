@@ -14,7 +14,7 @@ from app.pages.jobs import tasks
 from app.pages.lineage import accuracy, accuracy_chart, class_table, load_lineage
 from app.pages.origins import Origins, origins
 from app.pages.rendering import PageDep
-from app.pages.reports import flat, read_report, source_names
+from app.pages.reports import Ancestry, flat, read_report, source_names
 from app.pages.words import percent
 from app.schemas import Cursor, JobRead, ModelRead, Reference, SourceRead
 from app.service import ServiceDep
@@ -142,7 +142,7 @@ def show_model_page(model: Reference, service: ServiceDep, page: PageDep) -> HTM
 
 def _newest_origins(session: Session, model: Model) -> Origins | None:
     newest = session.get(Version, (model.id, model.version)) if model.version else None
-    report = read_report(session, newest.job_id) if newest else None
+    report = read_report(session, newest.job_id, Ancestry) if newest else None
     return origins(report, source_names(session, model.id)) if report else None
 
 

@@ -7,7 +7,7 @@ from markupsafe import Markup
 
 from app.charts import Contributor, contributors, layers, provenance_rows, share_bar
 from app.charts.provenance import OTHERS, Row
-from app.pages.reports import Report
+from app.pages.reports import Ancestry
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Origins:
         return {part.slot: part.name for part in self.legend}
 
 
-def origins(report: Report, names: Mapping[str, str]) -> Origins | None:
+def origins(report: Ancestry, names: Mapping[str, str]) -> Origins | None:
     """None if the report does not tell. `names` are those of the sources, by sha256."""
     sizes = {p.name: p.size for p in report.parameters if p.name in report.provenance.shares}
     if not sizes:

@@ -6,7 +6,7 @@ grasp_core.report writes it; this room does not load what that needs.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 from sqlalchemy import select
@@ -19,26 +19,31 @@ class Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class Metrics(Part):
-    count: int = 0
+class Figures(Part):
     accuracy: float | None = None
-    per_class_accuracy: dict[str, float | None] = {}
     precision: float | None = None
     recall: float | None = None
     f1: float | None = None
     auroc: float | None = None
-    log_likelihood: float | None = None
+
+
+class Metrics(Figures):
     confusion_matrix: list[list[int]] = []  # rows: truth, columns: prediction
 
 
-class Splits(Part):
+class Before(Part):
+    val: Figures = Figures()
+    test: Figures = Figures()
+
+
+class After(Part):
     val: Metrics = Metrics()
     test: Metrics = Metrics()
 
 
 class Moments(Part):
-    before: Splits | None = None
-    after: Splits | None = None
+    before: Before | None = None
+    after: After | None = None
 
 
 class Worth(Part):
@@ -69,22 +74,11 @@ class Provenance(Part):
     shares: dict[str, dict[str, float]] = {}  # parameter: {source: share}
 
 
-class Report(Part):
-    outcome: str | None = None
-    reason: str | None = None
-    config: dict[str, Any] = {}
-    metrics: Moments = Moments()
-    worth: Worth | None = None
-    tau: float | None = None
-    transferred_share: float | None = None
+class Ancestry(Part):
+    """The part of it that says where parameters came from; the rest is not even looked at."""
+
     parameters: list[Parameter] = []
-    history: list[Epoch] = []
-    best_epoch: int | None = None
-    resumed_from_epoch: int | None = None
     provenance: Provenance = Provenance()
-    warnings: list[str] = []
-    stages: list[Stage] = []
-    environment: dict[str, Any] = {}
 
     def totals(self) -> dict[str, float]:
         """Each source's share of all parameters."""
@@ -97,9 +91,26 @@ class Report(Part):
         return given
 
 
-def read_report(session: Session, job_id: str) -> Report | None:
+class Report(Ancestry):
+    config: dict[str, Any] = {}
+    metrics: Moments = Moments()
+    worth: Worth | None = None
+    tau: float | None = None
+    transferred_share: float | None = None
+    history: list[Epoch] = []
+    best_epoch: int | None = None
+    resumed_from_epoch: int | None = None
+    warnings: list[str] = []
+    stages: list[Stage] = []
+    environment: dict[str, Any] = {}
+
+
+Kind = TypeVar("Kind", bound=Ancestry)
+
+
+def read_report(session: Session, job_id: str, kind: type[Kind]) -> Kind | None:
     text = session.scalar(select(Job.report).where(Job.id == job_id))
-    return None if text is None else Report.model_validate_json(text)
+    return None if text is None else kind.model_validate_json(text)
 
 
 def source_names(session: Session, model_id: str) -> Mapping[str, str]:

@@ -24,7 +24,7 @@ def show_version_page(
     with service.database.read() as session:
         row = find_named(session, Model, page.caller.owner, model)
         version = find_version(session, row, number)
-        report = read_report(session, version.job_id) or Report()
+        report = read_report(session, version.job_id, Report) or Report()
         source = session.get(Source, version.source_id) if version.source_id else None
         return page.show(
             "version.html",

@@ -5,12 +5,15 @@ import re
 
 import pytest
 
-from registry.tables import Target, utc_now
+from app.pages.lineage import MOST_VERSIONS
+from registry.tables import Job, Model, Target, utc_now
 from registry.transitions import change
 from registry.versions import FoldResult, record_trial
-from tests.app.reading import Outline, page
+from tests.app.reading import MAX_BYTES, Outline, page
 from tests.app.story import CLASSES, HOSTILE, Story, report
 from tests.app.world import World, checkpoint
+
+SCRIPTS_AND_STYLE = 40_000  # what a page needs besides itself, at most
 
 
 def test_the_models_page_shows_each_at_a_glance(filled: tuple[World, Story]) -> None:
@@ -183,3 +186,28 @@ def test_reports_of_other_shapes_break_no_page(world: World) -> None:
     world.fold(2)
     for path in ("", "/versions/1", "/versions/2", "/compare?a=1&b=2"):
         page(world, f"/ui/models/merged{path}")
+
+
+def test_a_large_network_with_a_long_history_stays_light(
+    filled: tuple[World, Story],
+) -> None:
+    world, story = filled
+    names = [f"stages.{a}.{b}.{c}.weight" for a in range(4) for b in range(20) for c in "vwxyz"]
+    told = report()
+    sources = list(told["provenance"]["shares"]["bn1.bias"])
+    told["parameters"] = [
+        {"name": name, "size": 589_824, "alignment": 0.123456789, "transferred": 0.5}
+        for name in names
+    ]
+    told["provenance"] = {"shares": {name: dict.fromkeys(sources, 0.5) for name in names}}
+    classes = [f"class number {number}" for number in range(20)]
+    for split in told["metrics"]["after"].values():
+        split["confusion_matrix"] = [[1000] * 20] * 20
+    with world.database.write() as session:
+        change(session, Model, Model.id == story.model, {"classes": classes})
+        change(session, Job, Job.id == story.folded, {"report": json.dumps(told)})
+    for _ in range(MOST_VERSIONS):
+        world.client.post("/models/merged/rollback", json={"version": 3})
+
+    for path in ("/ui/models/merged", "/ui/models/merged/versions/3", f"/ui/jobs/{story.folded}"):
+        assert len(page(world, path).encode()) < MAX_BYTES - SCRIPTS_AND_STYLE
