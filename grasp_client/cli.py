@@ -5,7 +5,7 @@ from importlib.metadata import version as release_of
 import typer
 
 from grasp_client import server
-from grasp_client.commands import transfer
+from grasp_client.commands import merge, transfer
 from grasp_client.commands.jobs import jobs
 from grasp_client.commands.models import models
 from grasp_client.commands.sources import sources
@@ -13,6 +13,7 @@ from grasp_client.commands.targets import targets
 
 SERVICE = "Run the service"
 MERGE = "Merge"
+OFFLINE = "Without a server"
 LOOK = "Look and change"
 
 cli = typer.Typer(
@@ -23,6 +24,8 @@ cli = typer.Typer(
 )
 for command in (transfer.push, transfer.pull, transfer.watch, transfer.rollback):
     cli.command(rich_help_panel=MERGE)(command)
+for command in (merge.merge, merge.convert):
+    cli.command(rich_help_panel=OFFLINE)(command)
 for name, group in (("targets", targets), ("models", models), ("sources", sources), ("jobs", jobs)):
     cli.add_typer(group, name=name, rich_help_panel=LOOK)
 cli.command(rich_help_panel=SERVICE)(server.serve)

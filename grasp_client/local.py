@@ -17,6 +17,7 @@ from grasp_core.errors import GraspError as CoreError
 
 if TYPE_CHECKING:
     from grasp_client import Model
+    from grasp_core.config import ModelSpec
 
 CONVERTED = frozenset({".pt", ".pth", ".ckpt", ".bin"})
 
@@ -27,7 +28,7 @@ def as_safetensors(path: Path, model: Model, classes: Sequence[str] | None) -> I
 
     Raises GraspError, as the server would: a checkpoint of another model is not even sent.
     """
-    with _for("converting"):
+    with needing_torch("converting"):
         from grasp_core import ModelSpec, PreprocessingOverrides, convert_checkpoint
     spec = None
     if model.classes is not None:  # and so the model is prepared
@@ -38,21 +39,31 @@ def as_safetensors(path: Path, model: Model, classes: Sequence[str] | None) -> I
         )
     with TemporaryDirectory() as folder:
         output = Path(folder, f"{path.stem}.safetensors")
-        with _for("converting"):
+        with needing_torch("converting"):
             convert_checkpoint(path, output, spec=spec, classes=classes)
         yield output
 
 
+def convert_file(
+    path: Path, output: Path, spec: ModelSpec | None, classes: Sequence[str] | None, *, ema: bool
+) -> str:
+    """Write a torch file's weights as safetensors; return the sha256. Raises GraspError."""
+    with needing_torch("converting"):
+        from grasp_core import convert_checkpoint
+
+        return convert_checkpoint(path, output, spec=spec, classes=classes, ema=ema)
+
+
 def export_folder(weights: Path, folder: Path, name: str, report: Mapping[str, Any]) -> None:
     """A folder that timm loads, with a model card. Raises GraspError."""
-    with _for("exporting"):
+    with needing_torch("exporting"):
         from grasp_core import FoldReport, export_timm_folder
 
         export_timm_folder(weights, folder, report=FoldReport.model_validate(report), name=name)
 
 
 @contextmanager
-def _for(work: str) -> Iterator[None]:
+def needing_torch(work: str) -> Iterator[None]:
     """Errors as those of the client."""
     try:
         yield

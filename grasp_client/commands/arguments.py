@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -62,9 +64,11 @@ def parse_classes(text: str | None) -> list[str] | None:
     return [str(name) for name in names]
 
 
-def parse_settings(pairs: list[str]) -> dict[str, Any]:
-    """`refine.epochs=4` becomes {"refine": {"epochs": 4}}."""
-    merge: dict[str, Any] = {}
+def parse_settings(
+    pairs: list[str], given_before: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """`refine.epochs=4` becomes {"refine": {"epochs": 4}}, added to what was given before."""
+    merge: dict[str, Any] = copy.deepcopy(dict(given_before or {}))
     for pair in pairs:
         path, given, value = pair.partition("=")
         *outer, name = path.split(".")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.markup import escape
 from rich.progress import (
@@ -17,7 +17,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from grasp_client.commands.session import Session, console
+from grasp_client.commands.session import Output, Session, console
 
 if TYPE_CHECKING:
     from grasp_client import Job
@@ -25,12 +25,18 @@ if TYPE_CHECKING:
 LIVE = ("loss", "accuracy", "val_accuracy")  # figures of a running fold that are worth a glance
 
 
+class Show(Protocol):
+    """Where work in stages is: the stage, the share of the whole that is done, and figures."""
+
+    def __call__(self, stage: str, fraction: float, metrics: Mapping[str, Any]) -> None: ...
+
+
 @contextmanager
-def transfer_bar(session: Session, label: str) -> Iterator[Callable[[int, int], None]]:
+def transfer_bar(output: Output, label: str) -> Iterator[Callable[[int, int], None]]:
     """For an upload or a download: to be called with the bytes that are done, and all."""
     name = TextColumn("{task.description}")
     columns = (name, BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with _progress(session, *columns) as bars:
+    with _progress(output, *columns) as bars:
         task = bars.add_task(escape(label), total=None)
         yield lambda done, total: bars.update(task, completed=done, total=total)
 
@@ -38,30 +44,42 @@ def transfer_bar(session: Session, label: str) -> Iterator[Callable[[int, int], 
 @contextmanager
 def job_bar(session: Session, label: str) -> Iterator[Callable[[Job], None]]:
     """For a job: to be called with its states."""
-    text = TextColumn("{task.description} [dim]{task.fields[stage]}")
-    figures = TextColumn("[dim]{task.fields[figures]}")
-    columns = (text, BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), figures)
-    with _progress(session, *columns) as bars:
-        task = bars.add_task(escape(label), total=1.0, stage="", figures="")
-        heard = ""
+    with stage_bar(session, label) as show:
 
         def tell(job: Job) -> None:
-            nonlocal heard
-            stage = (job.stage or job.status) if job.status == "running" else job.status
-            if bars.disable and stage != heard and not job.ended:
-                session.note(f"{label}: {stage}")
-            heard = stage
-            bars.update(task, completed=job.progress, stage=stage, figures=_figures(job.metrics))
+            if not job.ended:
+                running = job.status == "running"
+                show((job.stage if running else None) or job.status, job.progress, job.metrics)
 
         yield tell
 
 
-def _progress(session: Session, *columns: Any) -> Progress:
+@contextmanager
+def stage_bar(output: Output, label: str) -> Iterator[Show]:
+    """For work in stages."""
+    text = TextColumn("{task.description} [dim]{task.fields[stage]}")
+    figures = TextColumn("[dim]{task.fields[figures]}")
+    columns = (text, BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), figures)
+    with _progress(output, *columns) as bars:
+        task = bars.add_task(escape(label), total=1.0, stage="", figures="")
+        heard = ""
+
+        def show(stage: str, fraction: float, metrics: Mapping[str, Any]) -> None:
+            nonlocal heard
+            if bars.disable and stage != heard:
+                output.note(f"{label}: {stage}")
+            heard = stage
+            bars.update(task, completed=fraction, stage=stage, figures=_figures(metrics))
+
+        yield show
+
+
+def _progress(output: Output, *columns: Any) -> Progress:
     out = console(stderr=True)
-    hidden = session.as_json or not out.is_terminal
+    hidden = output.as_json or not out.is_terminal
     return Progress(*columns, console=out, disable=hidden, transient=True)
 
 
-def _figures(metrics: dict[str, Any]) -> str:
+def _figures(metrics: Mapping[str, Any]) -> str:
     found = ((name, metrics.get(name)) for name in LIVE)
     return "  ".join(f"{name} {value:.3f}" for name, value in found if isinstance(value, float))

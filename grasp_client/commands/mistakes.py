@@ -29,7 +29,8 @@ def explain(error: GraspError, grasp: Grasp | None) -> tuple[str, str | None]:
         case NotFound():
             return error.message, _nearest(error, grasp) or error.hint
         case CheckpointMismatch():
-            return _differences(error.message, error.mismatches), _about_classes(error)
+            hint = _about_classes(error) if grasp else error.hint
+            return _differences(error.message, error.mismatches), hint
         case NotAllowed(status=401):
             return error.message, "give a key with --key or GRASP_KEY; an administrator makes one"
         case Unavailable(request_id=str(request_id)):

@@ -1,4 +1,4 @@
-"""What commands that talk to a server have in common: options, a client, output, errors."""
+"""What commands have in common: options, output, errors, and most of them a client."""
 
 from __future__ import annotations
 
@@ -34,10 +34,9 @@ COMMON = {"url": (Url, None), "key": (Key, None), "as_json": (AsJson, False)}
 
 
 @dataclass(frozen=True)
-class Session:
-    """One command under way: the server it talks to, and how it tells what came of that."""
+class Output:
+    """How a command tells what came of it: to people, or as JSON."""
 
-    grasp: Grasp
     as_json: bool
 
     def give(self, data: Any, shown: Callable[[], RenderableType]) -> None:
@@ -68,6 +67,13 @@ class Session:
             typer.echo(text, err=True)
 
 
+@dataclass(frozen=True)
+class Session(Output):
+    """One command under way, and the server it talks to."""
+
+    grasp: Grasp
+
+
 def console(*, stderr: bool = False) -> Console:
     from rich.console import Console
 
@@ -88,7 +94,7 @@ def online(command: Callable[..., None]) -> Callable[..., None]:
     def run(**given: Any) -> None:
         url, key, as_json = (given.pop(name) for name in COMMON)
         with in_words(), open_client(url, key) as grasp, in_words(grasp):
-            command(Session(grasp, as_json), **given)
+            command(Session(as_json, grasp), **given)
 
     _, *own = inspect.signature(command, eval_str=True).parameters.values()
     common = [

@@ -168,6 +168,12 @@ def accuracy(metrics: Mapping[str, Any] | None, split: str, moment: str = "after
     return "-" if value is None else f"{value:.4f}"
 
 
+def change(metrics: Mapping[str, Any] | None, split: str) -> str:
+    """The accuracy before and after a fold; a first source has no before."""
+    before, after = (accuracy(metrics, split, moment) for moment in ("before", "after"))
+    return after if before == "-" else f"{before} → {after}"
+
+
 def size(count: float | None) -> str:
     if count is None:
         return "-"

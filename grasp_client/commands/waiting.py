@@ -69,10 +69,9 @@ def outcome(job: Job) -> str:
 
 
 def _figures(metrics: Mapping[str, Any]) -> list[str]:
-    from grasp_client.commands.tables import accuracy
+    from grasp_client.commands.tables import change
 
-    before, after = (accuracy(metrics, "val", moment) for moment in ("before", "after"))
-    change = after if before == "-" else f"{before} → {after}"
-    found = [f"validation accuracy {change}"] if after != "-" else []
+    measured = change(metrics, "val")
+    found = [f"validation accuracy {measured}"] if measured != "-" else []
     share = metrics.get("transferred_share")
     return [*found, f"{share:.0%} transferred"] if share is not None else found

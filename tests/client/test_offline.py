@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -65,7 +66,12 @@ def run(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 def arguments(files: Path, *words: str) -> list[str]:
     named = [str(files / word) if (files / word).is_file() else word for word in words]
     target, config = str(files / "target"), str(files / "merge.json")
-    return [*named, "-t", target, *MODEL, "--config", config, "--device", "cpu", "-o", "out"]
+    return ["-t", target, *MODEL, "--config", config, "--device", "cpu", "-o", "out", *named]
+
+
+def unframed(text: str) -> str:
+    """What was typed wrongly is told in a box, and broken into lines."""
+    return " ".join(text.replace("│", " ").split())
 
 
 def fold_as_the_worker(files: Path, folder: Path, sources: list[Path]) -> list[Folded]:
@@ -172,13 +178,13 @@ def test_sources_of_other_classes_are_told_by_name(run: Run) -> None:
     ("words", "said"),
     [
         (["--set", "refine.epoch=4"], "refine.epoch: Extra inputs are not permitted"),
-        (["--preprocess", "crop_pct=7"], "crop_pct: Input should be less than or equal to 1"),
+        (["--preprocess", "mean=grey"], "mean: Input should be a valid tuple"),
     ],
 )
 def test_what_makes_no_sense_is_named(run: Run, words: list[str], said: str) -> None:
     result = run("a.safetensors", *words, code=2)
 
-    assert said in " ".join(result.stderr.replace("│", " ").split())
+    assert said in unframed(result.stderr)
 
 
 def test_an_unknown_architecture(run: Run) -> None:
@@ -188,7 +194,6 @@ def test_an_unknown_architecture(run: Run) -> None:
 
 
 def test_interrupted_it_leaves_nothing(files: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "grasp_client.cli"]
     words = arguments(files, "a.safetensors", "--set", "refine.epochs=100000")
     process = subprocess.Popen(
         [str(Path(sys.executable).with_name("grasp")), "merge", *words],
@@ -207,4 +212,68 @@ def test_interrupted_it_leaves_nothing(files: Path, tmp_path: Path) -> None:
 
     assert process.wait() == 130
     assert rest == "stopped; out is as it was\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_torch_it_says_what_to_install(files: Path, tmp_path: Path) -> None:
+    code = "import sys; sys.modules['torch'] = None; from grasp_client.cli import main; main()"
+
+    result = subprocess.run(
+        [sys.executable, "-c", code, "merge", *arguments(files, "a.safetensors")],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+
+    assert result.returncode == 1
+    assert result.stderr.startswith("grasp: merging needs torch, which is not installed here\n")
+    assert "grasp-merge[worker]" in result.stderr
+
+
+def convert(*words: str | Path, code: int = 0) -> Result:
+    result = CliRunner().invoke(cli, ["convert", *map(str, words)])
+    assert result.exit_code == code, result.output
+    return result
+
+
+def test_a_checkpoint_is_converted_beside_itself(files: Path, tmp_path: Path) -> None:
+    checkpoint = Path(shutil.copy(files / "b.pt", tmp_path))
+
+    result = convert(checkpoint)
+
+    assert result.stdout == f"{tmp_path / 'b.safetensors'}\n"
+    assert (
+        Checkpoint(tmp_path / "b.safetensors").keys() == Checkpoint(files / "a.safetensors").keys()
+    )
+
+
+def test_it_is_converted_into_a_folder_and_says_what_it_is(files: Path, tmp_path: Path) -> None:
+    names = ("-a", SPEC.architecture, "--classes", "one,two,zero")
+
+    told = json.loads(convert(files / "b.pt", tmp_path, *names, "--json").stdout)
+
+    file = Checkpoint(told["path"])
+    assert file.path == tmp_path / "b.safetensors"
+    assert (file.sha256, file.path.stat().st_size) == (told["sha256"], told["size"])
+    assert (file.info.architecture, file.info.classes) == (SPEC.architecture, CLASSES)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["a.safetensors", "out"], 1, "a.safetensors is safetensors already"),
+        (["merge.json", "out"], 1, "merge.json is not a torch checkpoint"),
+        (["b.pt", "out", "-a", "test_vit", "--classes", "a,b"], 1, "b.pt is not a test_vit"),
+        (["b.pt", "out", "-a", "test_resne", "--classes", "a"], 1, "did you mean test_resnet"),
+        (["b.pt", "out", "-a", "test_vit"], 2, "name them with --classes"),
+    ],
+)
+def test_what_cannot_be_converted(
+    files: Path, tmp_path: Path, words: list[str], code: int, said: str
+) -> None:
+    checkpoint, output, *options = words
+
+    result = convert(files / checkpoint, tmp_path / output, *options, code=code)
+
+    assert said in unframed(result.stderr)
     assert list(tmp_path.iterdir()) == []

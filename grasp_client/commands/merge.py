@@ -1,0 +1,239 @@
+"""`grasp merge` and `grasp convert`: what needs torch and no server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+from pydantic import BaseModel, ValidationError
+
+from grasp_client.commands.arguments import ClassNames, Settings, parse_classes, parse_settings
+from grasp_client.commands.session import NOT_DONE, AsJson, Output, in_words
+from grasp_client.commands.waiting import INTERRUPTED
+from grasp_client.local import convert_file, needing_torch
+from grasp_core.config import FoldConfig, ModelSpec, PreprocessingOverrides
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from grasp_client.offline import Outcome
+
+Values = TypeVar("Values", bound=BaseModel)
+FILE: dict[str, Any] = {"exists": True, "dir_okay": False}
+
+
+def merge(
+    sources: Annotated[
+        list[Path],
+        typer.Argument(
+            **FILE,
+            help="Checkpoints, in the order in which they are folded: safetensors; .pt, .pth, .ckpt"
+            " and .bin are converted on the way.",
+        ),
+    ],
+    target: Annotated[
+        Path,
+        typer.Option(
+            "--target",
+            "-t",
+            exists=True,
+            help="Labelled data: zip, tar, WebDataset, Parquet, npz, or folders of images by"
+            " class.",
+        ),
+    ],
+    architecture: Annotated[str, typer.Option("--architecture", "-a", help="A timm model name.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", dir_okay=False, help="Where the merged weights go.")
+    ],
+    merged: Annotated[
+        Path | None,
+        typer.Option(**FILE, help="Fold into this version; without, the first source begins."),
+    ] = None,
+    version: Annotated[
+        int | None,
+        typer.Option(min=1, help="Number of --merged, if not what the file says (a rollback)."),
+    ] = None,
+    classes: Annotated[
+        str | None,
+        typer.Option(help="Of the merged model, in order; without, the target's.", metavar="NAMES"),
+    ] = None,
+    source_classes: Annotated[
+        str | None,
+        typer.Option(help="Of the sources, where they have others.", metavar="NAMES"),
+    ] = None,
+    image_size: Annotated[int | None, typer.Option(min=8, help="Side in pixels.")] = None,
+    preprocess: Annotated[
+        list[str], typer.Option(help="How images are prepared: crop_pct=1.0.", metavar="NAME=VALUE")
+    ] = [],  # noqa: B006 - typer copies it
+    config: Annotated[
+        Path | None, typer.Option(**FILE, help="JSON with merge parameters; --set adds to them.")
+    ] = None,
+    settings: Settings = [],  # noqa: B006
+    seed: Annotated[int | None, typer.Option(min=0, help="Of all random choices.")] = None,
+    device: Annotated[
+        str, typer.Option(envvar="GRASP_DEVICE", help="auto, cpu, cuda, cuda:1, mps.")
+    ] = "auto",
+    threads: Annotated[
+        int | None,
+        typer.Option(envvar="GRASP_THREADS", min=1, help="Of torch; without, as many as it likes."),
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="A JSON file for all that was measured.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Fold files into a file, without a server: the same code and the same bytes.
+
+    Every source is looked at before the first is folded: one that is no such model ends the
+    command. One that the gate rejects is passed over, as in the service. The output appears at
+    the end, whole or not at all; the command succeeds if at least one source was accepted.
+    """
+    from grasp_client.commands.bars import stage_bar
+
+    out = Output(as_json)
+    parameters = _parameters(config, settings, seed, device)
+    overrides = _overrides(preprocess, image_size)
+    with in_words(), needing_torch("merging"):
+        from grasp_client.offline import Recipe, merge_files
+
+        recipe = Recipe(
+            architecture=architecture,
+            target=target.absolute(),
+            classes=_names(classes),
+            source_classes=_names(source_classes),
+            preprocessing=overrides,
+            config=parameters,
+            threads=threads,
+        )
+        try:
+            outcomes = merge_files(
+                recipe,
+                sources,
+                output,
+                lambda label: stage_bar(out, label),
+                merged=merged,
+                version=version,
+            )
+        except KeyboardInterrupt:
+            out.note(f"stopped; {output} is as it was")
+            raise typer.Exit(INTERRUPTED) from None
+    _tell(out, outcomes, output, report)
+
+
+def _tell(out: Output, outcomes: Sequence[Outcome], output: Path, report: Path | None) -> None:
+    accepted = [outcome for outcome in outcomes if outcome.status == "accepted"]
+    newest = accepted[-1] if accepted else None
+    result = {
+        "path": str(output) if newest else None,
+        "version": newest and newest.version,
+        "sha256": newest and newest.folded and newest.folded.sha256,
+        "sources": [outcome.summary() for outcome in outcomes],
+    }
+    if report:
+        folds = [json.loads(outcome.folded.report) for outcome in outcomes if outcome.folded]
+        report.write_text(json.dumps({**result, "reports": folds}, indent=2, ensure_ascii=False))
+    out.give(result, lambda: _table(outcomes))
+    for outcome in outcomes:
+        if outcome.status == "rejected" and outcome.folded:
+            out.say(f"{outcome.source.given.name} was rejected: {outcome.folded.reason}")
+    if newest is None:
+        out.note(f"nothing was accepted; {output} is as it was")
+        raise typer.Exit(NOT_DONE)
+    out.say(f"{output}: version {newest.version}")
+
+
+def _table(outcomes: Sequence[Outcome]) -> RenderableType:
+    from grasp_client.commands.tables import accuracy, change, listed, shown, status
+
+    rows = []
+    for outcome in outcomes:
+        metrics = outcome.folded.metrics if outcome.folded else None
+        share = outcome.folded.transferred_share if outcome.folded else None
+        rows.append(
+            (
+                outcome.source.given.name,
+                status(outcome.status),
+                shown(outcome.version),
+                change(metrics, "val"),
+                accuracy(metrics, "test"),
+                shown(None if share is None else f"{share:.1%}"),
+            )
+        )
+    columns = ("source", "outcome", "version", "val", "test", "transferred")
+    return listed(columns, rows, "no sources")
+
+
+def convert(
+    checkpoint: Annotated[
+        Path, typer.Argument(**FILE, help="What torch.save or a trainer wrote: .pt, .pth, .ckpt.")
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Argument(
+            help="A file or a folder; without, beside it, as .safetensors.", metavar="[OUTPUT]"
+        ),
+    ] = None,
+    architecture: Annotated[
+        str | None,
+        typer.Option("--architecture", "-a", help="Make sure that it is this timm model."),
+    ] = None,
+    classes: ClassNames = None,
+    ema: Annotated[
+        bool, typer.Option("--ema/--no-ema", help="Averaged weights, if there are any.")
+    ] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Write a checkpoint's weights as safetensors, without running what it pickled."""
+    names = _names(classes)
+    if architecture and not names:
+        raise typer.BadParameter(
+            "its outputs are compared too: name them with --classes", param_hint="--architecture"
+        )
+    values = {"architecture": architecture, "classes": names}
+    spec = _checked(ModelSpec, "--classes", values) if architecture else None
+    path = output or checkpoint
+    if path.is_dir():
+        path /= checkpoint.name
+    if output is None or output.is_dir():
+        path = path.with_suffix(".safetensors")
+    with in_words():
+        sha256 = convert_file(checkpoint, path, spec, names, ema=ema)
+    result = {"path": str(path), "size": path.stat().st_size, "sha256": sha256}
+    Output(as_json).give_line(result, str(path))
+
+
+def _parameters(
+    config: Path | None, settings: list[str], seed: int | None, device: str
+) -> FoldConfig:
+    given: Any = {}
+    if config:
+        try:
+            given = json.loads(config.read_text())
+        except ValueError as error:
+            raise typer.BadParameter(f"{config} is not JSON: {error}") from error
+        if not isinstance(given, dict):
+            raise typer.BadParameter(f"{config} is JSON, but not an object")
+    own = {"device": device} | ({} if seed is None else {"seed": seed})
+    return _checked(FoldConfig, "--set", parse_settings(settings, given) | own)
+
+
+def _overrides(pairs: list[str], image_size: int | None) -> PreprocessingOverrides:
+    size = {} if image_size is None else {"image_size": image_size}
+    return _checked(PreprocessingOverrides, "--preprocess", parse_settings(pairs) | size)
+
+
+def _checked(kind: type[Values], option: str, values: dict[str, Any]) -> Values:
+    """What makes no sense is named as it was typed."""
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        wrong = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
+        raise typer.BadParameter("; ".join(wrong), param_hint=option) from error
+
+
+def _names(text: str | None) -> tuple[str, ...] | None:
+    names = parse_classes(text)
+    return tuple(names) if names else None

@@ -1,0 +1,189 @@
+"""Merging without a server: the worker's own tasks, one after the other, on files of this machine.
+
+What comes out is, to the last byte, what the service publishes for the same sources in the same
+order: a fold depends on its files, its parameters and the number of its version, and on nothing
+else of the service. (Device, number of threads and library versions must be the same too.)
+
+Imported by `grasp merge` when it runs: this loads torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory, mkdtemp
+from typing import Any, Literal
+
+import torch
+
+from grasp_client.local import CONVERTED
+from grasp_core import Checkpoint, convert_checkpoint
+from grasp_core.config import FoldConfig, ModelSpec, PreprocessingOverrides
+from grasp_core.folding import Inputs
+from worker.tasks import Folded, FoldSource, PrepareModel, Report, ValidateTarget
+
+Bar = Callable[[str], AbstractContextManager[Report]]  # shows how something named so gets on
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What all folds of one merge have in common, as a model of the service has."""
+
+    architecture: str
+    target: Path
+    classes: tuple[str, ...] | None  # None: the target's
+    source_classes: tuple[str, ...] | None  # None: those that each file names, or the model's
+    preprocessing: PreprocessingOverrides
+    config: FoldConfig
+    threads: int | None = None  # of torch; None: its own choice, which is the service's too
+    cache: Path = field(default_factory=lambda: Path.home() / ".cache" / "grasp")  # as grasp_core
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A source that fits: what the user called it, and the safetensors that hold it."""
+
+    given: Path
+    file: Path
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a source."""
+
+    source: Candidate
+    status: Literal["accepted", "rejected", "known"]  # known: the same bytes came before
+    version: int | None = None
+    folded: Folded | None = None
+
+    def summary(self) -> dict[str, Any]:
+        folded = self.folded
+        return {
+            "source": str(self.source.given),
+            "sha256": self.source.sha256,
+            "status": self.status,
+            "version": self.version,
+            "reason": folded.reason if folded else None,
+            "metrics": folded.metrics if folded else None,
+            "transferred_share": folded.transferred_share if folded else None,
+        }
+
+
+def merge_files(
+    recipe: Recipe,
+    sources: Sequence[Path],
+    output: Path,
+    bar: Bar,
+    *,
+    merged: Path | None = None,
+    version: int | None = None,
+) -> list[Outcome]:
+    """Fold `sources` into `merged`, or from nothing, and write `output` if any was accepted.
+
+    `version` is the number of `merged`, where it is not what the file says, as after a rollback.
+    All work is done in a folder beside the output, which is gone afterwards; the output appears
+    when everything is done. Raises what the worker's tasks raise; a source that is no such model
+    does so before the first is folded.
+    """
+    if recipe.threads is not None:
+        torch.set_num_threads(recipe.threads)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as folder:
+        with bar(recipe.target.name) as report:
+            work = Merge.begin(recipe, Path(folder), report, merged, version)
+        candidates = [work.admit(path) for path in sources]
+        outcomes = []
+        for candidate in candidates:
+            with bar(candidate.given.name) as report:
+                outcomes.append(work.fold(candidate, report))
+        if work.newest is not None and work.newest != merged:
+            work.newest.replace(output)
+    return outcomes
+
+
+@dataclass
+class Merge:
+    """A merged model on its way, in a folder of its own."""
+
+    recipe: Recipe
+    spec: ModelSpec
+    fingerprint: str  # of the target
+    folder: Path
+    newest: Path | None
+    version: int  # of the newest; 0: there is none yet
+    _seen: set[str] = field(default_factory=set)
+
+    @classmethod
+    def begin(
+        cls, recipe: Recipe, folder: Path, report: Report, merged: Path | None, version: int | None
+    ) -> Merge:
+        """Read the target, as the service does for a new target and for a new model of it."""
+        summary = ValidateTarget(recipe.target, recipe.cache).run(report)
+        prepared = PrepareModel(
+            architecture=recipe.architecture,
+            classes=recipe.classes,
+            preprocessing=recipe.preprocessing,
+            target_path=recipe.target,
+            target_fingerprint=summary.fingerprint,
+            target_classes=summary.classes,
+            cache_dir=recipe.cache,
+        ).run(report)
+        spec = ModelSpec(
+            architecture=recipe.architecture,
+            classes=prepared.classes,
+            preprocessing=recipe.preprocessing,
+        )
+        number = version or _version_of(merged)
+        return cls(recipe, spec, summary.fingerprint, folder, merged, number)
+
+    def admit(self, path: Path) -> Candidate:
+        """The source as safetensors that fit. Raises CheckpointError, CheckpointMismatch."""
+        file, classes = path, self.recipe.source_classes
+        if path.suffix.lower() in CONVERTED:
+            file = Path(mkdtemp(dir=self.folder), path.name)  # two may have the same name
+            convert_checkpoint(path, file, spec=self.spec, classes=classes)
+        opened = Inputs.open(self.spec, file, self.newest, classes, version=None)
+        return Candidate(path, file, opened.source.sha256)
+
+    def fold(self, candidate: Candidate, report: Report) -> Outcome:
+        """What the gate rejects leaves the model as it is."""
+        if candidate.sha256 in self._seen:  # the service, too, folds the same bytes only once
+            return Outcome(candidate, "known")
+        self._seen.add(candidate.sha256)
+        task = self._task(candidate)
+        folded = task.run(report)
+        self._discard(candidate.file)
+        if folded.outcome == "rejected":
+            return Outcome(candidate, "rejected", folded=folded)
+        self._discard(self.newest)
+        self.newest, self.version = task.output, task.version
+        return Outcome(candidate, "accepted", task.version, folded)
+
+    def _task(self, candidate: Candidate) -> FoldSource:
+        version = self.version + 1
+        return FoldSource(
+            spec=self.spec,
+            config=self.recipe.config,
+            version=version,
+            source=candidate.file,
+            source_sha256=candidate.sha256,
+            merged=self.newest,
+            source_classes=self.recipe.source_classes,
+            target_path=self.recipe.target,
+            target_fingerprint=self.fingerprint,
+            cache_dir=self.recipe.cache,
+            work_dir=self.folder / "work",
+            output=self.folder / f"v{version}.safetensors",
+        )
+
+    def _discard(self, file: Path | None) -> None:
+        """Nothing is read twice; the user's own files stay."""
+        if file is not None and file.is_relative_to(self.folder):
+            file.unlink()
+
+
+def _version_of(merged: Path | None) -> int:
+    return Checkpoint(merged).info.lineage.version if merged else 0
