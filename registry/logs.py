@@ -1,18 +1,19 @@
 """Structured logs, the same in every process: who asked (request), for what (job, model)."""
 
 import logging
+import os
 import sys
 from typing import Any
 
 import structlog
 
+from registry.console import ConsoleRenderer
 from registry.settings import Settings
 
 SHARED: tuple[structlog.typing.Processor, ...] = (
     structlog.contextvars.merge_contextvars,
     structlog.stdlib.add_logger_name,
     structlog.stdlib.add_log_level,
-    structlog.processors.TimeStamper(fmt="iso", utc=True),
     structlog.processors.StackInfoRenderer(),
 )
 
@@ -32,7 +33,7 @@ def configure_logs(settings: Settings | None = None) -> None:
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(settings.log_level.upper())
-    for noisy in ("alembic", "uvicorn.access", "httpx", "httpx2", "httpcore"):
+    for noisy in ("alembic", "uvicorn", "httpx", "httpx2", "httpcore"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     structlog.configure(
         processors=[*SHARED, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
@@ -43,10 +44,12 @@ def configure_logs(settings: Settings | None = None) -> None:
 
 
 def _renderers(settings: Settings) -> list[structlog.typing.Processor]:
-    plain = settings.log_format == "auto" and sys.stderr.isatty()
-    if settings.log_format == "console" or plain:
-        return [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
-    return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    stamp, tell = structlog.processors.TimeStamper, structlog.processors.format_exc_info
+    terminal = sys.stderr.isatty()
+    if settings.log_format == "console" or (settings.log_format == "auto" and terminal):
+        colors = terminal and not os.environ.get("NO_COLOR")
+        return [stamp(fmt="%H:%M:%S", utc=False), tell, ConsoleRenderer(colors=colors)]
+    return [stamp(fmt="iso", utc=True), tell, structlog.processors.JSONRenderer()]
 
 
 def get_log(name: str) -> Any:

@@ -30,6 +30,7 @@ from registry.bell import Ring, ring_after_commit
 from registry.errors import Conflict, LeaseLost, NotFound
 from registry.states import ACTIVE, RETRIABLE, JobStatus
 from registry.tables import DeviceClass, Job, Model, Queue, UtcDateTime
+from registry.tracing import current_traceparent
 from registry.transitions import (
     CANCELLED,
     Failure,
@@ -82,6 +83,7 @@ def enqueue(session: Session, job: Job) -> None:
     Raises NotFound if the model or target was deleted meanwhile.
     """
     job.seq = _next_seq(session, job.queue_id)
+    job.traceparent = current_traceparent()
     session.add(job)
     session.flush()
     _ring(session, job.queue_id)
@@ -210,6 +212,7 @@ def retry(session: Session, job: Job) -> None:
         "started_at": None,
         "finished_at": None,
         "worker_id": None,
+        "traceparent": current_traceparent(),
     }
     if not move(session, job.id, "queued", fresh, origin=RETRIABLE):
         raise Conflict(
@@ -225,7 +228,7 @@ def ring_waiting(session: Session, now: datetime) -> None:
     waiting = (
         select(Job.queue_id)
         .join(Queue, Queue.id == Job.queue_id)
-        .where(_is_active(Job), _is_free(now))
+        .where(is_active(Job), _is_free(now))
         .order_by(Job.created_at)
         .limit(RUNG_AT_ONCE)
     )
@@ -263,12 +266,12 @@ def _next_free(
         select(Queue.id, Queue.epoch)
         .join(Job, Job.queue_id == Queue.id)
         .where(
-            _is_active(Job),
+            is_active(Job),
             _is_free(now),
             ~exists().where(
-                earlier.queue_id == Queue.id, earlier.seq < Job.seq, _is_active(earlier)
+                earlier.queue_id == Queue.id, earlier.seq < Job.seq, is_active(earlier)
             ),
-            ~exists().where(awaited.queue_id == Queue.waits_for, _is_active(awaited)),
+            ~exists().where(awaited.queue_id == Queue.waits_for, is_active(awaited)),
             ~exists().where(Model.id == Queue.id, Model.queue != device_class),
         )
         .order_by(Job.created_at, Job.id)
@@ -279,7 +282,7 @@ def _next_free(
     return None if found is None else (found.id, found.epoch)
 
 
-def _is_active(job: type[Job]) -> ColumnElement[bool]:
+def is_active(job: type[Job]) -> ColumnElement[bool]:
     """With the states written out, as the indexes of active jobs have them."""
     return job.status.in_([literal_column(f"'{status}'") for status in ACTIVE])
 
@@ -307,7 +310,7 @@ def _recover(session: Session, queue_id: str, now: datetime, max_attempts: int) 
     One that was to be stopped, but whose attempt ended otherwise first, is not begun again.
     """
     left = or_(Job.status == "running", and_(Job.status == "queued", Job.cancel_requested))
-    orphans = select(Job).where(Job.queue_id == queue_id, _is_active(Job), left)
+    orphans = select(Job).where(Job.queue_id == queue_id, is_active(Job), left)
     for job in session.scalars(orphans.execution_options(populate_existing=True)).all():
         if job.cancel_requested:
             end(session, job.id, "cancelled", now, {"error": CANCELLED.as_error()}, ACTIVE)
@@ -318,7 +321,7 @@ def _recover(session: Session, queue_id: str, now: datetime, max_attempts: int) 
 def _start_next(session: Session, queue_id: str, worker_id: str, now: datetime) -> str | None:
     first = (
         select(Job.id)
-        .where(Job.queue_id == queue_id, _is_active(Job), Job.status == "queued")
+        .where(Job.queue_id == queue_id, is_active(Job), Job.status == "queued")
         .order_by(Job.seq)
         .limit(1)
     )

@@ -143,7 +143,10 @@ class Source(Base):
     """One checkpoint offered to one model. What became of it is the status of its job."""
 
     __tablename__ = "sources"
-    __table_args__ = (UniqueConstraint("model_id", "sha256"),)
+    __table_args__ = (
+        UniqueConstraint("model_id", "sha256"),
+        Index("ix_sources_stored", "stored", "size"),  # what /metrics sums up
+    )
 
     id: Mapped[str] = mapped_column(ID, primary_key=True)
     owner: Mapped[str] = mapped_column(NAME, index=True)
@@ -161,6 +164,9 @@ class Version(Base):
     """An immutable result: of a fold, or of going back to an older one."""
 
     __tablename__ = "versions"
+    __table_args__ = (
+        Index("ix_versions_kept", "pruned_at", "rollback_of", "size"),  # what /metrics sums up
+    )
 
     model_id: Mapped[str] = mapped_column(
         ForeignKey("models.id", ondelete="CASCADE"), primary_key=True
@@ -188,6 +194,7 @@ class Job(Base):
         # What a claim walks: as long as what waits, however many jobs have ended.
         Index("ix_jobs_active", "created_at", "id", **ONLY_ACTIVE),
         Index("ix_jobs_active_queue_id", "queue_id", "seq", **ONLY_ACTIVE),
+        Index("ix_jobs_kind_status", "kind", "status"),  # what /metrics counts
     )
 
     id: Mapped[str] = mapped_column(ID, primary_key=True)

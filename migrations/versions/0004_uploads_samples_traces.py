@@ -8,6 +8,13 @@ down_revision = "0003"
 branch_labels = None
 depends_on = None
 
+# What /metrics counts and sums up: in an index, and not in rows that hold reports.
+COUNTED = (
+    ("ix_jobs_kind_status", "jobs", ["kind", "status"]),
+    ("ix_sources_stored", "sources", ["stored", "size"]),
+    ("ix_versions_kept", "versions", ["pruned_at", "rollback_of", "size"]),
+)
+
 
 def upgrade() -> None:
     op.create_table(
@@ -41,9 +48,13 @@ def upgrade() -> None:
     op.add_column("jobs", sa.Column("traceparent", sa.String(length=55), nullable=True))
     op.add_column("targets", sa.Column("samples", sa.JSON(none_as_null=True), nullable=True))
     op.add_column("workers", sa.Column("totals", sa.JSON(none_as_null=True), nullable=True))
+    for name, table, columns in COUNTED:
+        op.create_index(name, table, columns)
 
 
 def downgrade() -> None:
+    for name, table, _ in COUNTED:
+        op.drop_index(name, table)
     for table, column in (("workers", "totals"), ("targets", "samples"), ("jobs", "traceparent")):
         with op.batch_alter_table(table) as batch_op:
             batch_op.drop_column(column)

@@ -1,0 +1,71 @@
+"""What a worker has done since it started: kept in its row, and told by /metrics."""
+
+from bisect import bisect_left
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+Outcome = Literal["accepted", "rejected", "failed", "cancelled"]
+FoldKind = Literal["fold", "dry_run"]
+
+# The outermost are where a report warns that the alignment did not really choose.
+SHARES = (0.01, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.99)
+BUCKETS = len(SHARES) + 1
+# What attempts are most often lost to; told from the start, so that the first is seen to come.
+COMMON_FAILURES = (
+    "child_crashed",
+    "child_killed",
+    "internal_error",
+    "lease_lost",
+    "out_of_memory",
+    "storage_full",
+)
+# Of a fold; told from the start, too.
+STAGES = (
+    "load",
+    "baseline",
+    "target_gradients",
+    "source_gradients",
+    "transfer",
+    "recalibrate",
+    "refine",
+    "evaluate",
+    "publish",
+)
+NO_OUTCOMES: dict[Outcome, int] = {"accepted": 0, "rejected": 0, "failed": 0, "cancelled": 0}
+
+
+class Sum(BaseModel):
+    """How many values there were, and what they add up to."""
+
+    count: int = 0
+    total: float = 0.0
+
+    def add(self, value: float) -> None:
+        self.count += 1
+        self.total += value
+
+
+class Spread(Sum):
+    """Also, how many lay up to each of `SHARES` and above the one before; then those beyond."""
+
+    counts: list[int] = Field([0] * BUCKETS, min_length=BUCKETS, max_length=BUCKETS)
+
+    def add(self, value: float) -> None:
+        super().add(value)
+        self.counts[bisect_left(SHARES, value)] += 1
+
+
+class Totals(BaseModel):
+    """Counts that only grow, but for the memory, which is as it was at the last heartbeat."""
+
+    folds: dict[FoldKind, dict[Outcome, int]] = {
+        "fold": {**NO_OUTCOMES},
+        "dry_run": {**NO_OUTCOMES},
+    }
+    rejections: dict[str, int] = {"accuracy": 0, "tensors": 0}  # of folds, by what was wrong
+    failures: dict[str, int] = dict.fromkeys(COMMON_FAILURES, 0)  # of attempts, by code
+    stages: dict[str, Sum] = {name: Sum() for name in STAGES}  # seconds
+    transferred_share: Spread = Spread()
+    resident_bytes: int = 0  # of the worker's own process
+    child_peak_bytes: int = 0  # the most that a process of a job ever had
