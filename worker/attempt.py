@@ -30,6 +30,7 @@ from worker.child import Child, Nursery
 from worker.messages import Failed, Finished, Last, Progressed, Stopped
 from worker.plan import Planner, record, work_folder
 from worker.tasks import Folded, FoldSource, Result, Task
+from worker.telling import Account
 
 TICK_S = 0.25
 WRITE_S = 1.0  # between two writes of progress, and two looks for a cancellation
@@ -54,6 +55,7 @@ class Attempt:
     nursery: Nursery
     plan: Planner
     stopping: Flag
+    account: Account
     _renewed: float = field(default_factory=time.monotonic)
     _looked: float = 0.0
     _stage: str | None = None
@@ -65,7 +67,7 @@ class Attempt:
         try:
             self._run()
         except (LeaseLost, NoResultFound) as error:
-            log.warning("result thrown away", reason=str(error))
+            self.account.lost(error)
 
     def _run(self) -> None:
         try:
@@ -73,8 +75,7 @@ class Attempt:
         except Cancelled:
             self._close_cancelled()
         except StaleBase as error:
-            log.info("folding again", reason=str(error))
-            self._hand_back()
+            self._hand_back(str(error))
         except (LeaseLost, NoResultFound):
             raise  # somebody else's job now, or nobody's
         except StorageError as error:  # not the job's fault
@@ -94,7 +95,7 @@ class Attempt:
             case Finished(result):
                 self._record(task, result)
             case Stopped():
-                self._hand_back()
+                self._hand_back("the worker stops")
             case Failed():
                 if last.traceback:
                     log.error("attempt failed", code=last.code, traceback=last.traceback)
@@ -112,6 +113,8 @@ class Attempt:
             event = child.poll(TICK_S)
             if isinstance(event, Finished | Stopped | Failed):
                 return event
+            if event is not None:
+                self.account.progressed(event)
             self._tick(event)
             if self.stopping.is_set():
                 if deadline is None:
@@ -149,7 +152,8 @@ class Attempt:
                 queue.hold(
                     session, self.lease, now + timedelta(seconds=self.settings.lease_seconds)
                 )
-                see_worker(session, self.lease.worker_id, self.lease.job_id, now)
+                totals = self.account.tally.snapshot()
+                see_worker(session, self.lease.worker_id, self.lease.job_id, now, totals)
             if progress is not None:
                 queue.record_progress(
                     session, self.lease, progress.stage, progress.fraction, progress.metrics
@@ -191,6 +195,7 @@ class Attempt:
         return self._patiently(attempt)
 
     def _record(self, task: Task, result: Result) -> None:
+        self.account.enter("publish" if isinstance(task, FoldSource) else "record")
         with self.store.guard():
             blob = self._keeping_lease(lambda: self._store(task, result))
             self._write_last(
@@ -198,7 +203,8 @@ class Attempt:
             )
         if isinstance(task, FoldSource):
             self._discard(task.source_sha256)
-        self._ended()
+        self._clear()
+        self.account.recorded(task, result)
 
     def _discard(self, sha256: str) -> None:
         """A source that was folded or tried is not read again; what cannot go now is collected."""
@@ -220,21 +226,22 @@ class Attempt:
         status = self._write_last(
             lambda session: queue.fail(session, self.lease, failure, utc_now(), max_attempts=limit)
         )
-        log.warning("attempt failed", code=failure.code, reason=failure.message, status=status)
         if status == "failed":
-            self._ended()
+            self._clear()
+        self.account.failed(failure, status)
 
-    def _hand_back(self) -> None:
+    def _hand_back(self, reason: str) -> None:
         self._write_last(lambda session: queue.hand_back(session, self.lease))
-        log.info("job handed back")
+        self.account.handed_back(reason)
 
     def _close_cancelled(self) -> None:
         error = CANCELLED.as_error()
         self._write_last(
             lambda session: queue.close(session, self.lease, "cancelled", utc_now(), error=error)
         )
-        self._ended()
+        self._clear()
+        self.account.cancelled()
 
-    def _ended(self) -> None:
+    def _clear(self) -> None:
+        """What an ended job kept to go on with."""
         shutil.rmtree(work_folder(self.settings, self.lease.job_id), ignore_errors=True)
-        log.info("job ended")

@@ -4,6 +4,7 @@ import os
 import socket
 from datetime import datetime
 from importlib.metadata import version
+from typing import Any
 
 import psutil
 
@@ -18,7 +19,13 @@ def total_memory() -> int:
     return memory
 
 
-def register(database: Database, worker_id: str, device: str, started_at: datetime) -> None:
+def register(
+    database: Database,
+    worker_id: str,
+    device: str,
+    started_at: datetime,
+    totals: dict[str, Any],
+) -> None:
     """Be known, as idle; again now and then, in case somebody took us for dead."""
     worker = Worker(
         id=worker_id,
@@ -28,6 +35,7 @@ def register(database: Database, worker_id: str, device: str, started_at: dateti
         memory_bytes=total_memory(),
         release=version("grasp-merge"),
         job_id=None,
+        totals=totals,
         started_at=started_at,
         seen_at=utc_now(),
     )

@@ -8,7 +8,6 @@ import math
 import time
 from threading import Event as Flag
 
-import structlog
 from sqlalchemy.exc import InternalError, OperationalError
 
 from registry.answers import forget_answers
@@ -21,7 +20,8 @@ from registry.logs import configure_logs, get_log
 from registry.queue import Lease, claim, ring_waiting
 from registry.settings import Settings
 from registry.storage import open_store
-from registry.tables import Job, utc_now
+from registry.tables import utc_now
+from registry.tracing import tracing
 from registry.uploads import forget_uploads
 from registry.workers import remove_worker, see_worker
 from worker.attempt import Attempt
@@ -29,6 +29,8 @@ from worker.child import Child, Nursery
 from worker.devices import device_class
 from worker.identity import bury_dead, register, total_memory
 from worker.plan import Planner, plan
+from worker.telling import Subject, telling
+from worker.totals import Tally
 
 CLEAN_S = 30.0  # between two looks for what nothing refers to any more
 STOP_LOOK_S = 1.0  # a ring that comes while the loop ends would never find it idle
@@ -56,22 +58,27 @@ class Worker:
         self._seen = -math.inf
         self._plan = plan
         self._warm = warm
+        self._tally = Tally()
         self._nursery = Nursery(self._new_child, spare=settings.warm_spare)
 
     def run(self) -> None:
         """Work until `stop` is called."""
         log.info("worker started", worker=self.id)
         try:
-            while not self.stopping.is_set():
-                pause = self._run_next()
-                if pause:
-                    self._idle.set()
-                    self._bell.wait(pause)
-                    self._bell.clear()
+            with tracing("grasp-worker"):
+                self._run()
         finally:
             self.close()
             self._idle.set()
             log.info("worker stopped", worker=self.id)
+
+    def _run(self) -> None:
+        while not self.stopping.is_set():
+            pause = self._run_next()
+            if pause:
+                self._idle.set()
+                self._bell.wait(pause)
+                self._bell.clear()
 
     def ring(self) -> None:
         """There may be something to do: look at once."""
@@ -111,8 +118,7 @@ class Worker:
         lease = self._claim()
         if lease is None:
             return False
-        with structlog.contextvars.bound_contextvars(**self._context(lease)):
-            log.info("job started", worker=self.id)
+        with telling(self._subject(lease), self.id, self._tally) as account:
             Attempt(
                 lease=lease,
                 settings=self.settings,
@@ -121,6 +127,7 @@ class Worker:
                 nursery=self._nursery,
                 plan=self._plan,
                 stopping=self.stopping,
+                account=account,
             ).run()
         self._show(force=True)
         return True
@@ -163,18 +170,16 @@ class Worker:
         )
         return self._newest_child
 
-    def _context(self, lease: Lease) -> dict[str, str]:
+    def _subject(self, lease: Lease) -> Subject:
         with self.database.read() as session:
-            job = session.get(Job, lease.job_id)
-            model, request = (job.model_id, job.request_id) if job else (None, None)
-            ids = {"job": lease.job_id, "model": model, "request_id": request}
-            return {name: value for name, value in ids.items() if value}
+            return Subject.read(session, lease)
 
     def _show(self, *, force: bool = False) -> None:
         """Say that this worker lives, and does nothing."""
         now = time.monotonic()
         if force or now - self._seen > self.settings.heartbeat_seconds:
-            register(self.database, self.id, self._find_device(), self._started_at)
+            totals = self._tally.snapshot()
+            register(self.database, self.id, self._find_device(), self._started_at, totals)
             self._seen = now
 
     def _find_device(self) -> str:

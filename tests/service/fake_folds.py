@@ -167,7 +167,14 @@ class FakeFold(FoldSource):
         each: dict[str, float | PerClass] = {"accuracy": 0.5, "per_class": per_class}
         accuracies = {"val": each, "test": each}
         return Folded(
-            report=json.dumps({"schema": 1, "outcome": "accepted", "begun_before": begun}),
+            report=json.dumps(
+                {
+                    "schema": 1,
+                    "outcome": "accepted",
+                    "begun_before": begun,
+                    "stages": [{"name": "refine", "seconds": TICK_S, "peak_bytes": 1}],
+                }
+            ),
             outcome="accepted",
             reason=None,
             sha256=hashlib.sha256(merged).hexdigest(),

@@ -1,0 +1,145 @@
+"""The lines that tell of an attempt: few, and with the figures that matter; and its spans."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+
+from registry.queue import Lease
+from registry.tracing import Span
+from tests.service.fake_folds import checkpoint
+from tests.service.place import Place
+from worker import telling
+from worker.messages import Progressed
+from worker.telling import Account, Subject
+from worker.totals import Tally
+
+# What a child says in the course of a fold; metrics add up.
+FOLD: list[tuple[str, dict[str, float]]] = [
+    ("load", {}),
+    ("refine", {"val_accuracy": 0.5}),
+    ("refine", {"epoch": 1, "loss": 0.9, "val_accuracy": 0.5}),
+    ("refine", {"epoch": 1, "loss": 0.8, "val_accuracy": 0.5}),
+    ("refine", {"epoch": 2, "loss": 0.7, "val_accuracy": 0.6}),
+    ("evaluate", {"epoch": 2, "loss": 0.6, "val_accuracy": 0.75}),
+    ("publish", {"epoch": 2, "loss": 0.6, "val_accuracy": 0.75}),
+]
+
+
+class Log:
+    """Keeps what is written to it, with whose it is."""
+
+    def __init__(self) -> None:
+        self.lines: list[dict[str, Any]] = []
+
+    def __getattr__(self, level: str) -> Any:
+        def write(event: str, **fields: Any) -> None:
+            context = structlog.contextvars.get_contextvars()
+            self.lines.append({"level": level, "event": event, **context, **fields})
+
+        return write
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> Log:
+    log = Log()
+    monkeypatch.setattr(telling, "log", log)
+    return log
+
+
+@pytest.fixture
+def place(no_settings: None, tmp_path: Path) -> Iterator[Place]:
+    place = Place(tmp_path / "home")
+    yield place
+    place.database.close()
+
+
+def follow(account: Account) -> None:
+    for stage, metrics in FOLD:
+        account.progressed(Progressed(stage, 0.5, metrics))
+
+
+def test_a_long_fold_is_told_stage_by_stage_and_epoch_by_epoch(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(telling, "SPARSE_S", -1.0)
+
+    follow(Account("fold", Span(), Tally()))
+
+    stage = {"level": "info", "event": "stage", "progress": 0.5}
+    epoch = {"level": "info", "event": "epoch"}
+    assert log.lines == [
+        {**stage, "stage": "load"},
+        {**stage, "stage": "refine"},
+        {**epoch, "epoch": 1, "loss": 0.8, "val_accuracy": 0.6},
+        {**epoch, "epoch": 2, "loss": 0.7, "val_accuracy": 0.75},
+        {**stage, "stage": "evaluate"},
+        {**stage, "stage": "publish"},
+    ]
+
+
+def test_a_short_one_is_not(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telling, "SPARSE_S", 1e9)
+
+    follow(Account("fold", Span(), Tally()))
+
+    assert len(log.lines) == 6
+    assert {line["level"] for line in log.lines} == {"debug"}
+
+
+def test_what_became_of_a_job_is_one_line(log: Log, place: Place) -> None:
+    model = place.ready_model("faces")
+    published = place.offer(model, checkpoint("a"))
+    refused = place.offer(model, checkpoint("b", "refuse"))
+
+    with place.worker() as worker:
+        assert worker.drain() == 2
+
+    lines = [line for line in log.lines if line["event"] != "stage"]
+    started, ended = (line for line in lines if line["job"] == published.id)
+    assert (started["event"], started["kind"], started["attempt"]) == ("job started", "fold", 1)
+    assert (started["name"], started["source_name"]) == ("faces", "source")
+    assert (ended["event"], ended["status"], ended["version"]) == ("job ended", "succeeded", 1)
+    assert (ended["accuracy"], ended["transferred_share"]) == (0.5, 0.5)
+    assert (ended["model"], ended["source"]) == (model.id, published.source_id)
+    _, failed, ended = (line for line in lines if line["job"] == refused.id)
+    assert (failed["event"], failed["level"]) == ("attempt failed", "warning")
+    assert (failed["code"], failed["status"]) == ("invalid_checkpoint", "failed")
+    assert (ended["event"], ended["status"]) == ("job ended", "failed")
+
+
+def test_a_job_that_was_deleted_meanwhile_is_told_by_its_id(place: Place) -> None:
+    with place.database.read() as session:
+        subject = Subject.read(session, Lease("mdl_x", 1, "wrk_x", "job_x"))
+
+    assert (subject.kind, subject.ids) == ("job", {"job": "job_x"})
+
+
+class Recorded(Span):
+    """Keeps its parts, and whether it has ended."""
+
+    def __init__(self, name: str = "fold") -> None:
+        self.name = name
+        self.ended = 0
+        self.parts: list[Recorded] = []
+
+    def child(self, name: str) -> Span:
+        self.parts.append(Recorded(name))
+        return self.parts[-1]
+
+    def end(self) -> None:
+        self.ended += 1
+
+
+def test_stages_follow_one_another_as_spans(log: Log) -> None:
+    span = Recorded()
+    account = Account("fold", span, Tally())
+
+    follow(account)
+    account.enter("publish")  # the worker's own part of it
+    account.close()
+
+    assert [part.name for part in span.parts] == ["start", "load", "refine", "evaluate", "publish"]
+    assert {part.ended for part in span.parts} == {1}

@@ -1,0 +1,192 @@
+"""What is told of an attempt at a job: lines in the log, spans of a trace, sums for /metrics."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal
+
+import structlog
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from registry.errors import LeaseLost
+from registry.logs import get_log
+from registry.queue import Lease
+from registry.states import JobKind, JobStatus
+from registry.tables import Job, Model, Source, Target
+from registry.tracing import Attributes, Span, traced
+from registry.transitions import Failure
+from worker.messages import Progressed
+from worker.tasks import Accuracies, Folded, FoldSource, Result, TargetSummary, Task
+from worker.totals import Tally
+
+SPARSE_S = 2.0  # between two lines of progress: a fold of seconds needs hardly any
+FIRST_STAGE = "start"  # until a child says more: files are fetched, torch is loaded
+Kind = JobKind | Literal["job"]  # a job that was deleted meanwhile is just that
+
+log = get_log(__name__)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The job that an attempt is at, and what people call it."""
+
+    kind: Kind
+    ids: dict[str, str]  # of the job, its model, source and request
+    attempt: int = 1
+    traceparent: str | None = None
+    names: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, session: Session, lease: Lease) -> "Subject":
+        job = session.get(Job, lease.job_id)
+        if job is None:
+            return cls("job", {"job": lease.job_id})
+        ids = {"model": job.model_id, "source": job.source_id, "request_id": job.request_id}
+        whose = _name(session, Model, job.model_id) or _name(session, Target, job.target_id)
+        names = {"name": whose, "source_name": _name(session, Source, job.source_id)}
+        return cls(
+            job.kind,
+            {"job": job.id} | {key: value for key, value in ids.items() if value},
+            job.attempts,
+            job.traceparent,
+            {key: value for key, value in names.items() if value},
+        )
+
+
+def _name(session: Session, table: type[Model | Target | Source], row_id: str | None) -> str | None:
+    return session.scalar(select(table.name).where(table.id == row_id)) if row_id else None
+
+
+@contextmanager
+def telling(subject: Subject, worker_id: str, tally: Tally) -> Iterator["Account"]:
+    """The account of an attempt, from its start to its end; the log knows whose lines these are."""
+    parent = {"traceparent": subject.traceparent} if subject.traceparent else {}
+    ids = {f"grasp.{name}": value for name, value in subject.ids.items()}
+    about: Attributes = {**ids, "grasp.worker": worker_id, "grasp.attempts": subject.attempt}
+    with traced(subject.kind, parent=parent, kind="consumer", attributes=about) as span:
+        context = subject.ids | ({"trace_id": span.trace_id} if span.trace_id else {})
+        with structlog.contextvars.bound_contextvars(**context):
+            log.info(
+                "job started",
+                kind=subject.kind,
+                **subject.names,
+                attempt=subject.attempt,
+                worker=worker_id,
+            )
+            account = Account(subject.kind, span, tally)
+            try:
+                yield account
+            finally:
+                account.close()
+
+
+class Account:
+    """Follows one attempt; whoever runs it says what happens."""
+
+    def __init__(self, kind: Kind, span: Span, tally: Tally) -> None:
+        self.tally = tally
+        self._kind = kind
+        self._span = span
+        self._stage = FIRST_STAGE
+        self._stage_span = span.child(FIRST_STAGE)
+        self._newest: Progressed | None = None
+        self._began = self._told = time.monotonic()
+
+    def close(self) -> None:
+        self._stage_span.end()
+
+    def enter(self, stage: str) -> None:
+        """A stage begins; the one before it is over."""
+        if stage != self._stage:
+            self._stage = stage
+            self._stage_span.end()
+            self._stage_span = self._span.child(stage)
+
+    def progressed(self, progress: Progressed) -> None:
+        before, self._newest = self._newest, progress
+        if before is not None and _epoch_of(before) not in (None, _epoch_of(progress)):
+            accuracy = progress.metrics.get("val_accuracy")  # measured when the epoch was over
+            loss = before.metrics.get("loss")
+            self._tell("epoch", epoch=_epoch_of(before), loss=loss, val_accuracy=accuracy)
+        if progress.stage != self._stage:
+            self._tell("stage", stage=progress.stage, progress=round(progress.fraction, 2))
+        self.enter(progress.stage)
+
+    def recorded(self, task: Task, result: Result) -> None:
+        """Its result lasts."""
+        if isinstance(task, FoldSource) and isinstance(result, Folded):
+            self._folded(task, result)
+        elif isinstance(result, TargetSummary):
+            self._end("succeeded", images=result.images, classes=len(result.classes))
+        else:
+            self._end("succeeded")
+
+    def failed(self, failure: Failure, status: JobStatus) -> None:
+        """It went wrong; the job will be tried again, or has failed."""
+        log.warning("attempt failed", code=failure.code, reason=failure.message, status=status)
+        self.tally.count_failure(failure.code)
+        self._span.fail(failure.code)
+        if status == "failed":
+            self._end_early("failed")
+
+    def cancelled(self) -> None:
+        self._end_early("cancelled")
+
+    def handed_back(self, reason: str) -> None:
+        """Another attempt will follow, as if this one had not been."""
+        log.info("job handed back", reason=reason)
+        self._span.set({"grasp.outcome": "handed_back"})
+
+    def lost(self, error: Exception) -> None:
+        """The job is somebody else's by now, or nobody's."""
+        log.warning("result thrown away", reason=str(error))
+        self.tally.count_failure(LeaseLost.code)
+        self._span.fail(LeaseLost.code)
+
+    def _folded(self, task: FoldSource, folded: Folded) -> None:
+        if self._kind in ("fold", "dry_run"):
+            self.tally.count_fold(self._kind, folded)
+        self._span.set({"grasp.outcome": folded.outcome})
+        accepted, trial = folded.outcome == "accepted", self._kind == "dry_run"
+        self._end(
+            "succeeded" if accepted or trial else "rejected",
+            outcome=folded.outcome if trial else None,
+            version=task.version if accepted and not trial else None,
+            accuracy=_accuracy(folded.metrics["after"]),
+            accuracy_before=_accuracy(folded.metrics["before"]),
+            transferred_share=folded.transferred_share,
+            reason=folded.reason,
+        )
+
+    def _end_early(self, outcome: Literal["failed", "cancelled"]) -> None:
+        if self._kind in ("fold", "dry_run"):
+            self.tally.count_end(self._kind, outcome)
+        self._span.set({"grasp.outcome": outcome})
+        self._end(outcome)
+
+    def _end(self, status: JobStatus, **figures: object) -> None:
+        seconds = round(time.monotonic() - self._began, 1)
+        log.info("job ended", kind=self._kind, status=status, **_known(figures), seconds=seconds)
+
+    def _tell(self, event: str, **figures: object) -> None:
+        now = time.monotonic()
+        due = now - self._told > SPARSE_S
+        self._told = now if due else self._told
+        (log.info if due else log.debug)(event, **_known(figures))
+
+
+def _epoch_of(progress: Progressed) -> int | None:
+    """Which epoch runs; none before refinement, and none after."""
+    epoch = progress.metrics.get("epoch")
+    return int(epoch) if epoch is not None and progress.stage == "refine" else None
+
+
+def _accuracy(accuracies: Accuracies | None) -> object:
+    """On the validation split, as the gate sees it."""
+    return None if accuracies is None else accuracies["val"]["accuracy"]
+
+
+def _known(figures: dict[str, object]) -> dict[str, object]:
+    return {name: value for name, value in figures.items() if value is not None}
