@@ -9,6 +9,7 @@ from fastapi.concurrency import run_in_threadpool
 
 from app.auth import authorize
 from app.errors import install_error_handlers
+from app.metrics_requests import RequestMetrics
 from app.openapi import DESCRIPTION, TAGS, install_openapi
 from app.pages import router as pages
 from app.pages.answers import PageAnswers
@@ -18,6 +19,7 @@ from app.service import Service
 from app.tus import TusHeaders
 from registry.logs import configure_logs
 from registry.settings import Settings
+from registry.tracing import tracing
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:
@@ -28,7 +30,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         configure_logs(app.state.settings)
         app.state.service = Service(app.state.settings)
         await run_in_threadpool(app.state.service.start)
-        yield
+        with tracing("grasp-api"):
+            yield
         app.state.service.close()
 
     app = FastAPI(
@@ -48,7 +51,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.include_router(pages)
     install_error_handlers(app)
     install_openapi(app)
-    app.add_middleware(RequestContext)
+    app.state.request_metrics = RequestMetrics()
+    app.add_middleware(RequestContext, metrics=app.state.request_metrics)
     app.add_middleware(PageAnswers)
     app.add_middleware(TusHeaders)
     return app

@@ -1,45 +1,162 @@
-"""What Prometheus is told, read from the database when it asks."""
+"""What Prometheus is told: the database's figures as it asks, and this process's own counts."""
 
-from datetime import timedelta
+import platform
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib.metadata import version
+from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Gauge, generate_latest
+from prometheus_client import generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4 as CONTENT_TYPE
-from sqlalchemy import func, select
+from prometheus_client.registry import Collector
+from pydantic import ValidationError
 from sqlalchemy.orm import Session
 
+from app.metrics_requests import RequestMetrics
+from registry import figures
 from registry.settings import Settings
-from registry.tables import Job, Model, Target, Version, Worker, utc_now
+from registry.tables import Model, Target, Version, Worker, utc_now
+from registry.totals import SHARES, Totals
+from registry.workers import is_alive, list_workers
 
 __all__ = ["CONTENT_TYPE", "render_metrics"]
 
+Labelled = Iterable[tuple[Sequence[str], float]]  # values, each with what its labels say
 
-def render_metrics(session: Session, settings: Settings) -> bytes:
-    registry = CollectorRegistry()
-    jobs = Gauge("grasp_jobs", "Jobs by kind and status", ["kind", "status"], registry=registry)
-    counted = select(Job.kind, Job.status, func.count()).group_by(Job.kind, Job.status)
-    for kind, status, count in session.execute(counted):
-        jobs.labels(kind, status).set(count)
-    _gauge(registry, "grasp_oldest_queued_seconds", "Age of the oldest waiting job", _age(session))
-    alive = Worker.seen_at > utc_now() - timedelta(seconds=settings.lease_seconds)
-    for name, about, query in (
-        ("grasp_workers_alive", "Workers heard of lately", select(func.count()).where(alive)),
+
+def render_metrics(session: Session, settings: Settings, requests: RequestMetrics) -> bytes:
+    workers = list_workers(session)
+    alive = {worker.id for worker in workers if is_alive(worker, settings)}
+    found = [*_build(), *_from_database(session), *_from_workers(workers, alive)]
+    return generate_latest(_Found(found)) + generate_latest(requests.registry)
+
+
+class _Found(Collector):
+    def __init__(self, metrics: list[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> list[Metric]:
+        return self._metrics
+
+
+def _build() -> Iterator[Metric]:
+    labels = {"version": version("grasp-merge"), "python": platform.python_version()}
+    yield _gauge("grasp_build_info", "Which release answers", labels, [(tuple(labels.values()), 1)])
+
+
+def _from_database(session: Session) -> Iterator[Metric]:
+    jobs = figures.count_jobs(session)
+    yield _gauge("grasp_jobs", "Jobs by kind and status", ["kind", "status"], jobs.items())
+    queues = figures.measure_queues(session, utc_now())
+    waiting = [((name,), float(queue.jobs)) for name, queue in queues.items()]
+    ages = [((name,), queue.oldest_seconds) for name, queue in queues.items()]
+    yield _gauge("grasp_queue_jobs", "Waiting jobs by the workers they want", ["queue"], waiting)
+    yield _gauge("grasp_queue_oldest_seconds", "Age of the oldest of these", ["queue"], ages)
+    oldest = max(age for _, age in ages)
+    yield GaugeMetricFamily("grasp_oldest_queued_seconds", "Age of the oldest waiting job", oldest)
+    stored = [((kind,), float(size)) for kind, size in figures.sum_bytes(session).items()]
+    yield _gauge("grasp_blob_bytes", "Bytes that rows refer to, by what they are", ["kind"], stored)
+    for table in (Target, Model, Version):
+        count = figures.count_rows(session, table)
+        yield GaugeMetricFamily(f"grasp_{table.__tablename__}", f"{table.__name__}s", count)
+
+
+def _from_workers(workers: Sequence[Worker], alive: set[str]) -> Iterator[Metric]:
+    busy = {worker.id for worker in workers if worker.job_id is not None}
+    yield GaugeMetricFamily("grasp_workers_alive", "Workers heard of lately", len(alive))
+    yield GaugeMetricFamily("grasp_workers_busy", "Those of them with a job", len(alive & busy))
+    about = [((w.id, w.host, w.device, w.release), 1.0) for w in workers]
+    labels = ["worker", "host", "device", "release"]
+    yield _gauge("grasp_worker_info", "Where a worker runs, and on what", labels, about)
+    for name, what, which in (("alive", "was heard of lately", alive), ("busy", "has a job", busy)):
+        flags = [((worker.id,), float(worker.id in which)) for worker in workers]
+        yield _gauge(f"grasp_worker_{name}", f"Whether a worker {what}", ["worker"], flags)
+    totals = {worker.id: _read_totals(worker) for worker in workers}
+    yield from _memory({worker: found for worker, found in totals.items() if worker in alive})
+    yield from _sums(totals)
+
+
+def _read_totals(worker: Worker) -> Totals:
+    """Those of a worker of another release may look different; they are not worth a failure."""
+    try:
+        return Totals.model_validate(worker.totals or {})
+    except ValidationError:
+        return Totals()
+
+
+def _memory(totals: Mapping[str, Totals]) -> Iterator[Metric]:
+    own = [((worker,), float(found.resident_bytes)) for worker, found in totals.items()]
+    peaks = [((worker,), float(found.child_peak_bytes)) for worker, found in totals.items()]
+    yield _gauge("grasp_worker_resident_bytes", "Memory of a worker's process", ["worker"], own)
+    about = "The most memory that a process of a job has had"
+    yield _gauge("grasp_worker_child_peak_bytes", about, ["worker"], peaks)
+
+
+def _sums(totals: Mapping[str, Totals]) -> Iterator[Metric]:
+    """What workers have done since each of them started."""
+    yield _counter(
+        "grasp_folds",
+        "Folds and dry runs that ended, by outcome",
+        ["worker", "kind", "outcome"],
         (
-            "grasp_workers_busy",
-            "Workers with a job",
-            select(func.count()).where(alive, Worker.job_id.is_not(None)),
+            ((worker, kind, outcome), count)
+            for worker, found in totals.items()
+            for kind, outcomes in found.folds.items()
+            for outcome, count in outcomes.items()
         ),
-        ("grasp_targets", "Targets", select(func.count(Target.id))),
-        ("grasp_models", "Models", select(func.count(Model.id))),
-        ("grasp_versions", "Versions", select(func.count()).select_from(Version)),
-    ):
-        _gauge(registry, name, about, float(session.scalar(query) or 0))
-    return generate_latest(registry)
+    )
+    yield _counter(
+        "grasp_gate_rejections",
+        "Folds that the gate refused, for their accuracy or for what the file holds",
+        ["worker", "reason"],
+        (
+            ((worker, reason), count)
+            for worker, found in totals.items()
+            for reason, count in found.rejections.items()
+        ),
+    )
+    yield _counter(
+        "grasp_attempts_failed",
+        "Attempts at any job that went wrong, by code",
+        ["worker", "code"],
+        (
+            ((worker, code), count)
+            for worker, found in totals.items()
+            for code, count in found.failures.items()
+        ),
+    )
+    stages = SummaryMetricFamily(
+        "grasp_stage_seconds", "Seconds in each stage of a fold", labels=["worker", "stage"]
+    )
+    shares = HistogramMetricFamily(
+        "grasp_transferred_share", "Share of the parameters taken over", labels=["worker"]
+    )
+    for worker, found in totals.items():
+        for stage, seconds in found.stages.items():
+            stages.add_metric([worker, stage], seconds.count, seconds.total)
+        spread = found.transferred_share
+        bounds = [*map(str, SHARES), "+Inf"]
+        buckets = list(zip(bounds, accumulate(spread.counts), strict=True))
+        shares.add_metric([worker], buckets, spread.total)
+    yield stages
+    yield shares
 
 
-def _gauge(registry: CollectorRegistry, name: str, about: str, value: float) -> None:
-    Gauge(name, about, registry=registry).set(value)
+def _gauge(name: str, about: str, labels: Iterable[str], values: Labelled) -> Metric:
+    return _filled(GaugeMetricFamily(name, about, labels=list(labels)), values)
 
 
-def _age(session: Session) -> float:
-    oldest = session.scalar(select(func.min(Job.created_at)).where(Job.status == "queued"))
-    return (utc_now() - oldest).total_seconds() if oldest else 0.0
+def _counter(name: str, about: str, labels: Iterable[str], values: Labelled) -> Metric:
+    return _filled(CounterMetricFamily(name, about, labels=list(labels)), values)
+
+
+def _filled(family: GaugeMetricFamily | CounterMetricFamily, values: Labelled) -> Metric:
+    for labels, value in values:
+        family.add_metric(labels, value)
+    return family

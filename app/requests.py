@@ -1,9 +1,11 @@
-"""Around every request: its id, its log line, and an answer whatever happens."""
+"""Around every request: its id, its log line, its count, its span, and an answer in any case."""
 
 import asyncio
+import math
 import re
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from uuid import uuid4
 
 import structlog
@@ -12,7 +14,9 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.errors import unexpected
+from app.metrics_requests import RequestMetrics, route_of
 from registry.logs import get_log
+from registry.tracing import traced
 
 SAFE_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 QUIET = ("/healthz", "/readyz", "/metrics")  # asked every few seconds by machines
@@ -23,19 +27,19 @@ LINGER_SECONDS, LINGER_BYTES = 1.0, 4 * 2**20
 
 
 class RequestContext:
-    """Gives every request an id, or keeps the caller's; logs how it ended."""
+    """Gives every request an id, or keeps the caller's; logs, counts and traces how it ended."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, metrics: RequestMetrics) -> None:
         self.app = app
+        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        exchange = Exchange(scope, receive, send)
+        exchange = Exchange(scope, receive, send, self._metrics)
         scope.setdefault("state", {})["request_id"] = exchange.request_id
-        began = time.perf_counter()
-        with structlog.contextvars.bound_contextvars(request_id=exchange.request_id):
+        with _traced(scope, exchange) as ids, structlog.contextvars.bound_contextvars(**ids):
             try:
                 await self.app(scope, exchange.receive, exchange.send)
             except ClientDisconnect:
@@ -45,7 +49,8 @@ class RequestContext:
                     raise  # too late for an answer: the server cuts the connection
                 await unexpected(error)(scope, exchange.receive, exchange.send)
             finally:
-                _log(scope, exchange.status, time.perf_counter() - began)
+                self._metrics.answered(scope, exchange.status, exchange.seconds_to_answer)
+                _log(scope, exchange.status, exchange.seconds)
 
 
 class Exchange:
@@ -56,24 +61,37 @@ class Exchange:
     make a closing machine reset the connection, and the answer can be lost with it.
     """
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, metrics: RequestMetrics) -> None:
         headers = Headers(scope=scope)
         given = headers.get(HEADER, "")
         self.request_id = given if SAFE_ID.fullmatch(given) else uuid4().hex
         self.status, self.started = 500, False
-        self._receive, self._send = receive, send
+        self._receive, self._send, self._metrics = receive, send, metrics
+        self._began, self._answered = time.perf_counter(), math.inf
         has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
         self._more_body = has_body
         self._refusing = False
 
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self._began
+
+    @property
+    def seconds_to_answer(self) -> float:
+        """Until the answer began: how long all of it takes is also the client's doing."""
+        return min(self.seconds, self._answered - self._began)
+
     async def receive(self) -> Message:
         message = await self._receive()
         self._more_body = message["type"] == "http.request" and message.get("more_body", False)
+        self._metrics.received(len(message.get("body", b"")))
         return message
 
     async def send(self, message: Message) -> None:
+        self._metrics.sent(len(message.get("body", b"")))
         if message["type"] == "http.response.start":
             self.status, self.started = message["status"], True
+            self._answered = time.perf_counter()
             headers = MutableHeaders(scope=message)
             headers[HEADER] = self.request_id
             self._refusing = self._more_body and self.status >= 400
@@ -91,6 +109,30 @@ class Exchange:
             async with asyncio.timeout(LINGER_SECONDS):
                 while self._more_body and taken < LINGER_BYTES:
                     taken += len((await self.receive()).get("body", b""))
+
+
+@contextmanager
+def _traced(scope: Scope, exchange: Exchange) -> Iterator[dict[str, str]]:
+    """A span around the request, unless a machine asks; gives the ids for its log lines."""
+    ids = {"request_id": exchange.request_id}
+    if scope["path"] in QUIET:
+        yield ids
+        return
+    method = scope["method"]
+    about = {
+        "http.request.method": method,
+        "url.path": scope["path"],
+        "grasp.request_id": exchange.request_id,
+    }
+    with traced(method, parent=Headers(scope=scope), kind="server", attributes=about) as span:
+        try:
+            yield ids | ({"trace_id": span.trace_id} if span.trace_id else {})
+        finally:
+            route, status = route_of(scope), exchange.status
+            span.rename(f"{method} {route}")
+            span.set({"http.route": route, "http.response.status_code": status})
+            if status >= 500:
+                span.fail(str(status))
 
 
 def _log(scope: Scope, status: int, seconds: float) -> None:

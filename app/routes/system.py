@@ -1,11 +1,10 @@
 """How the service itself is: alive, ready, at work."""
 
 from collections.abc import Callable
-from datetime import timedelta
 from importlib.metadata import version
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
@@ -18,8 +17,8 @@ from app.service import Service, ServiceDep
 from registry.bell import broker_answers
 from registry.blobs import StorageError
 from registry.keys import Caller
-from registry.settings import Settings
-from registry.tables import Job, Worker, utc_now
+from registry.tables import Job, Worker
+from registry.workers import is_alive
 from registry.workers import list_workers as list_worker_rows
 
 router = APIRouter(tags=["system"])
@@ -67,10 +66,6 @@ def _living(service: Service) -> int:
         return sum(is_alive(worker, service.settings) for worker in list_worker_rows(session))
 
 
-def is_alive(worker: Worker, settings: Settings) -> bool:
-    return utc_now() - worker.seen_at < timedelta(seconds=settings.lease_seconds)
-
-
 @router.get("/workers", summary="Who is alive, and doing what", responses=problems())
 def list_workers(
     service: ServiceDep,
@@ -114,6 +109,7 @@ def show_worker(session: Session, worker: Worker, service: Service, caller: Call
     responses=problems()
     | {200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "Metrics"}},
 )
-def show_metrics(service: ServiceDep) -> Response:
+def show_metrics(request: Request, service: ServiceDep) -> Response:
     with service.database.read() as session:
-        return Response(render_metrics(session, service.settings), media_type=CONTENT_TYPE)
+        text = render_metrics(session, service.settings, request.app.state.request_metrics)
+    return Response(text, media_type=CONTENT_TYPE)
