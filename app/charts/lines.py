@@ -8,7 +8,7 @@ from markupsafe import Markup
 from app.charts.scales import Scale, accuracy_ticks, thinned, ticks
 from app.charts.svg import drawing, element, number
 
-WIDTH, HEIGHT = 560, 240
+WIDTH, HEIGHT = 560, 290
 LEFT, RIGHT, TOP, BOTTOM = 64, 22, 14, 40
 MOST_LABELS = 9
 SPARK_WIDTH, SPARK_HEIGHT, SPARK_MARGIN = 120, 36, 5
