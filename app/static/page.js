@@ -66,9 +66,12 @@ document.addEventListener("click", async (event) => {
   button.disabled = true;
   try {
     await post(path, body && JSON.parse(body));
-    if (then) location.assign(then);
-    await refresh();
-    say(done ?? "Done.");
+    if (then) {
+      location.assign(then);
+    } else {
+      await refresh();
+      say(done ?? "Done.");
+    }
   } catch (problem) {
     button.disabled = false;
     say(problem);

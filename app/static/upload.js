@@ -93,10 +93,15 @@ function query(form, file) {
   return given;
 }
 
+// The bar moves all the time; the words, which are read aloud, with every tenth.
 function showSent(form, loaded, total) {
-  form.querySelector("progress").value = loaded / total;
-  const whole = loaded === total;
-  field(form, "sent", whole ? "Sent; it is being stored." : `${bytes(loaded)} of ${bytes(total)}`);
+  const bar = form.querySelector("progress");
+  const tenth = (share) => Math.floor(10 * share);
+  if (tenth(bar.value) !== tenth(loaded / total)) {
+    const whole = loaded === total;
+    field(form, "sent", whole ? "Sent; it is being stored." : `${bytes(loaded)} of ${bytes(total)}`);
+  }
+  bar.value = loaded / total;
 }
 
 function busy(form, on) {
