@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.errors import unexpected
-from app.metrics_requests import RequestMetrics, route_of
+from app.metrics_requests import OTHER, RequestMetrics, route_of
 from registry.logs import get_log
 from registry.tracing import traced
 
@@ -130,7 +130,8 @@ def _traced(scope: Scope, exchange: Exchange) -> Iterator[dict[str, str]]:
         finally:
             route, status = route_of(scope), exchange.status
             span.rename(f"{method} {route}")
-            span.set({"http.route": route, "http.response.status_code": status})
+            known = None if route == OTHER else route
+            span.set({"http.route": known, "http.response.status_code": status})
             if status >= 500:
                 span.fail(str(status))
 

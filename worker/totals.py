@@ -32,7 +32,8 @@ class Tally:
         if kind == "fold" and folded.outcome == "rejected":
             looked_at_only = folded.metrics["after"] is None
             totals.rejections["tensors" if looked_at_only else "accuracy"] += 1
-        if folded.transferred_share is not None:
+        first = folded.metrics["before"] is None  # taken whole: there was nothing to choose
+        if folded.transferred_share is not None and not first:
             totals.transferred_share.add(folded.transferred_share)
         for stage in json.loads(folded.report).get("stages", ()):
             totals.stages.setdefault(stage["name"], Sum()).add(stage["seconds"])

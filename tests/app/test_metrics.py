@@ -9,7 +9,7 @@ from sqlalchemy import event
 
 from registry.tables import utc_now
 from tests.app.scraping import done, families, scraped
-from tests.app.world import World, checkpoint
+from tests.app.world import ROOT, World, checkpoint
 
 
 def test_the_database_is_told_as_it_is_now(world: World) -> None:
@@ -147,6 +147,17 @@ def test_a_scrape_reads_indexes_and_not_the_rows_of_ended_jobs(world: World) -> 
     growing = [step for step in steps if re.match(r"(SCAN|SEARCH) (jobs|versions|sources)", step)]
     assert len(growing) == 5  # jobs, those that wait, the bytes of two kinds, versions
     assert all("INDEX ix_" in step for step in growing)
+
+
+def test_every_metric_is_explained(world: World) -> None:
+    explained = (ROOT / "docs" / "observe.md").read_text()
+    samples = {s.name for family in families(world) for s in family.samples}
+    counters = {name for name in samples if name.endswith("_total")}
+    families_of = {family.name for family in families(world) if family.type != "counter"}
+
+    ours = {name for name in counters | families_of if name.startswith("grasp_")}
+
+    assert {name for name in ours if f"`{name}`" not in explained} == set()
 
 
 def test_only_admins_may_look(world: World) -> None:

@@ -179,7 +179,7 @@ class FakeFold(FoldSource):
             reason=None,
             sha256=hashlib.sha256(merged).hexdigest(),
             size=len(merged),
-            metrics={"before": None, "after": accuracies},
+            metrics={"before": accuracies if self.merged else None, "after": accuracies},
             transferred_share=0.5,
         )
 

@@ -33,13 +33,14 @@ def folded(
     outcome: Literal["accepted", "rejected"] = "accepted",
     *,
     share: float | None = 0.5,
+    first: bool = False,
     measured: bool = True,
     **seconds: float,
 ) -> Folded:
     stages = [{"name": name, "seconds": value} for name, value in seconds.items()]
-    after: Accuracies | None = {"val": {"accuracy": 0.5}} if measured else None
-    report = json.dumps({"stages": stages})
-    return Folded(report, outcome, None, None, None, {"before": None, "after": after}, share)
+    accuracies: Accuracies = {"val": {"accuracy": 0.5}}
+    metrics = {"before": None if first else accuracies, "after": accuracies if measured else None}
+    return Folded(json.dumps({"stages": stages}), outcome, None, None, None, metrics, share)
 
 
 def totals(tally: Tally) -> Totals:
@@ -94,6 +95,14 @@ def test_a_share_counts_up_to_its_bound(share: float, bound: float | None) -> No
     assert spread.counts == [int(each == bound) for each in bounds]
 
 
+def test_what_was_taken_whole_was_not_chosen() -> None:
+    tally = Tally()
+    tally.count_fold("fold", folded(share=1.0, first=True))
+
+    assert totals(tally).transferred_share.count == 0
+    assert totals(tally).folds["fold"]["accepted"] == 1
+
+
 def test_failures_are_counted_by_code() -> None:
     tally = Tally()
     for code in ("child_killed", "child_killed", "checkpoint_mismatch"):
@@ -126,7 +135,7 @@ def test_a_row_holds_what_its_worker_did(place: Place) -> None:
     assert found.folds["fold"] == {"accepted": 1, "rejected": 0, "failed": 1, "cancelled": 0}
     assert found.folds["dry_run"]["accepted"] == 1
     assert (found.failures["internal_error"], found.failures["invalid_checkpoint"]) == (1, 1)
-    assert found.transferred_share.count == 2
+    assert found.transferred_share.count == 1  # not that of the first version
     assert found.stages["refine"].count == 2
     assert found.child_peak_bytes > 0
 
