@@ -63,6 +63,10 @@ class Cluster:
     def client(self) -> Client:
         return Client(self.https[0])
 
+    @property
+    def database_name(self) -> str:
+        return self.database.engine.url.database or ""
+
     def _own(self, name: str, **values: Any) -> Settings:
         return self.settings.model_copy(update={"home": self.folder / name, **values})
 

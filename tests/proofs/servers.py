@@ -36,6 +36,7 @@ class Postgres:
         self._url = make_url(made.get_uri()).set(drivername="postgresql+psycopg")
         sockets = made.get_postmaster_info().socket_dir
         self._user = made.system_user
+        self._programs = made.bin_path
         self._command: list[str | Path] = [
             made.bin_path / "postgres",
             "-D",
@@ -62,6 +63,16 @@ class Postgres:
         database = Database(self.url(name))
         database.migrate()
         database.close()
+        return self.url(name)
+
+    def dump(self, name: str, file: Path) -> None:
+        """A backup of one database."""
+        self._run("pg_dump", "--format=custom", f"--file={file}", f"--dbname={self._plain(name)}")
+
+    def restore(self, name: str, file: Path) -> str:
+        """The URL of a new database with what a backup holds."""
+        self._execute(f"CREATE DATABASE {name}")
+        self._run("pg_restore", "--clean", "--if-exists", f"--dbname={self._plain(name)}", file)
         return self.url(name)
 
     def count_deadlocks(self, name: str) -> int:
@@ -109,6 +120,14 @@ class Postgres:
         finally:
             database.close()
         return True
+
+    def _plain(self, name: str) -> str:
+        """A URL as PostgreSQL's own programs know it."""
+        url = self._url.set(drivername="postgresql", database=name)
+        return url.render_as_string(hide_password=False)
+
+    def _run(self, program: str, *arguments: str | Path) -> None:
+        subprocess.run([self._programs / program, *arguments], check=True)
 
     def _execute(self, statement: str) -> None:
         database = Database(self.url())

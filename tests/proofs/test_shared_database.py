@@ -11,7 +11,6 @@ from typing import Any
 
 import httpx
 import pytest
-from sqlalchemy import make_url
 
 from registry.states import ACTIVE
 from tests.proofs.cluster import Cluster
@@ -125,9 +124,8 @@ def test_apis_and_workers_share_a_database_without_deadlocks(
         for number in range(MODELS):
             check_lineage(cluster.client.versions(f"model-{number}"))
         assert '"level": "error"' not in cluster.logs()
-        name = make_url(cluster.settings.database).database or ""
     assert "deadlock detected" not in postgres.log
-    assert postgres.count_deadlocks(name) == 0
+    assert postgres.count_deadlocks(cluster.database_name) == 0
 
 
 def check_lineage(versions: list[dict[str, Any]]) -> None:
