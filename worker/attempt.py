@@ -91,9 +91,9 @@ class Attempt:
         with self.nursery.take() as child:
             child.start(task, structlog.contextvars.get_contextvars())
             last = self._watch(child)
+            if isinstance(last, Finished):  # before its process, which has torch to unload, is gone
+                self._record(task, last.result)
         match last:
-            case Finished(result):
-                self._record(task, result)
             case Stopped():
                 self._hand_back("the worker stops")
             case Failed():
