@@ -45,7 +45,7 @@ class Canceller:
         return over or moment in ("sent", job.status, job.stage)
 
 
-@pytest.mark.parametrize("cancels", short_and_long(40, 200))
+@pytest.mark.parametrize("cancels", short_and_long(24, 200))
 def test_a_cancelled_job_left_no_version_and_any_other_left_one(
     make_cluster: MakeCluster, cancels: int
 ) -> None:

@@ -104,7 +104,7 @@ class Caller:
         return self.chance.choice(found or ["job_of_nobody"])
 
 
-@pytest.mark.parametrize("seconds", short_and_long(15.0, 600.0))
+@pytest.mark.parametrize("seconds", short_and_long(10.0, 600.0))
 def test_apis_and_workers_share_a_database_without_deadlocks(
     make_cluster: MakeCluster, postgres: Postgres, seconds: float
 ) -> None:
