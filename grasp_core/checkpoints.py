@@ -71,7 +71,7 @@ class Checkpoint(Mapping[str, Tensor]):
         except SafetensorError as error:
             raise CheckpointError(
                 f"cannot read {self.path.name} as safetensors: {error}",
-                hint="convert .pt, .pth and .ckpt files with grasp_core.convert_checkpoint",
+                hint="convert .pt, .pth and .ckpt files with `grasp convert` or convert_checkpoint",
             ) from error
         self.found = {name: self._describe(name) for name in names}
         self.metadata = metadata

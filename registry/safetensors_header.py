@@ -42,7 +42,7 @@ ITEMSIZE = {  # bytes
 
 AGAIN = "write the file again with safetensors' save_file"
 RESEND = "the file was cut off or damaged on its way: send it again"
-CONVERT = "convert it with grasp_core.convert_checkpoint"
+CONVERT = "convert it with `grasp convert`, or send it with `grasp push`, which does that by itself"
 DOWNLOAD = "download the file itself, not the page that shows it"
 EXPORT = "export the weights as safetensors"
 LOOKALIKES: dict[bytes, tuple[str, str]] = {  # first bytes in lower case: (it is, do)

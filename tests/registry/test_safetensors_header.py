@@ -89,9 +89,9 @@ LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 3\n"
 BROKEN: dict[str, tuple[bytes, str]] = {  # what: (bytes, what the message says)
     # other things than safetensors
     "empty": (b"", "is empty"),
-    "torch zip": (torch_zip(), "it is a zip archive, as torch.save .* write .*convert_checkpoint"),
+    "torch zip": (torch_zip(), "it is a zip archive, as torch.save .* write .*grasp convert"),
     "empty zip": (empty_zip(), "it is a zip archive"),
-    "torch legacy": (torch_legacy(), "it is a pickle .*convert_checkpoint"),
+    "torch legacy": (torch_legacy(), "it is a pickle .*grasp convert"),
     "pickle 3": (pickle.dumps({"w": 1}, protocol=3), "it is a pickle"),
     "pickle 4": (pickle.dumps({"w": list(range(99))}, protocol=4), "it is a pickle"),
     "pickle 5": (pickle.dumps({"w": list(range(99))}, protocol=5), "it is a pickle"),
