@@ -23,6 +23,10 @@ help: ## Show this list
 serve: $(READY) ## Run the service on http://127.0.0.1:8000
 	$(BIN)/grasp serve
 
+.PHONY: demo
+demo: $(READY) ## Train four small models and merge them on the running service
+	$(BIN)/grasp demo --files demo
+
 .PHONY: check
 check: lint test ## All that CI runs: lint, then test
 
@@ -75,7 +79,7 @@ COMPILE = $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11
 
 .PHONY: lock
 lock: | $(BIN)/uv ## Write the locks anew from pyproject.toml (UPGRADE=1: newest versions)
-	$(COMPILE) --extra worker --extra tracing --group dev $(if $(UPGRADE),--upgrade) --output-file requirements.lock
+	$(COMPILE) --extra worker --extra tracing --extra demo --group dev $(if $(UPGRADE),--upgrade) --output-file requirements.lock
 	$(COMPILE) --extra tracing --constraints requirements.lock --output-file $(API_LOCK)
 	$(COMPILE) --extra worker --extra tracing --constraints requirements.lock --output-file $(WORKER_LOCK)
 

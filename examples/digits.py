@@ -17,20 +17,12 @@ from tempfile import TemporaryDirectory
 from zipfile import ZipFile
 
 import numpy as np
-import timm
 import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from grasp_core import (
-    Augmentation,
-    Checkpoint,
-    CheckpointInfo,
-    ImageClassification,
-    ModelSpec,
-    PreprocessingOverrides,
-    write_checkpoint,
-)
+from grasp_client.demo.training import train
+from grasp_core import ImageClassification, ModelSpec, PreprocessingOverrides
 
 SITES = {"site-a": 0.0, "site-b": 0.3, "site-c": 0.2}  # name: how far towards the negative
 TARGET_SHADE = 0.15
@@ -69,29 +61,16 @@ def write_sources(folder: Path) -> Iterator[Path]:
     """One checkpoint for each site, all trained on from one ancestor."""
     with TemporaryDirectory() as scratch:
         tasks = {name: open_site(Path(scratch), name, shade) for name, shade in SITES.items()}
-        ancestor = train(Path(scratch) / "ancestor", next(iter(tasks.values())), epochs=4)
+        first = next(iter(tasks.values()))
+        ancestor = train(SPEC, first, Path(scratch) / "ancestor", epochs=4, lr=3e-3)
         for name, task in tasks.items():
-            yield train(folder / f"{name}.safetensors", task, epochs=2, ancestor=ancestor)
+            path = folder / f"{name}.safetensors"
+            yield train(SPEC, task, path, epochs=2, lr=1e-3, ancestor=ancestor)
 
 
 def open_site(scratch: Path, name: str, shade: float) -> ImageClassification:
     archive = write_domain(scratch / f"{name}.zip", shade)
     return ImageClassification.open(archive, SPEC, cache_dir=scratch)
-
-
-def train(path: Path, task: ImageClassification, epochs: int, ancestor: Path | None = None) -> Path:
-    torch.manual_seed(0)
-    model = timm.create_model(ARCHITECTURE, num_classes=len(CLASSES)).train()
-    if ancestor is not None:
-        model.load_state_dict(dict(Checkpoint(ancestor)))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3 if ancestor else 3e-3)
-    for epoch in range(epochs):
-        for batch in task.training_batches(32, epoch, Augmentation()):
-            optimizer.zero_grad()
-            task.loss(model, batch).backward()
-            optimizer.step()
-    write_checkpoint(path, model.state_dict(), CheckpointInfo(classes=CLASSES))
-    return path
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from importlib.metadata import version as release_of
 import typer
 
 from grasp_client import server
-from grasp_client.commands import merge, transfer
+from grasp_client.commands import demo, merge, transfer
 from grasp_client.commands.jobs import jobs
 from grasp_client.commands.models import models
 from grasp_client.commands.sources import sources
@@ -30,6 +30,7 @@ for name, group in (("targets", targets), ("models", models), ("sources", source
     cli.add_typer(group, name=name, rich_help_panel=LOOK)
 cli.command(rich_help_panel=SERVICE)(server.serve)
 cli.command(rich_help_panel=SERVICE)(server.worker)
+cli.command(rich_help_panel=SERVICE)(demo.demo)
 cli.add_typer(server.admin, name="admin", rich_help_panel=SERVICE)
 
 

@@ -28,7 +28,7 @@ def as_safetensors(path: Path, model: Model, classes: Sequence[str] | None) -> I
 
     Raises GraspError, as the server would: a checkpoint of another model is not even sent.
     """
-    with needing_torch("converting"):
+    with needing("worker", "converting"):
         from grasp_core import ModelSpec, PreprocessingOverrides, convert_checkpoint
     spec = None
     if model.classes is not None:  # and so the model is prepared
@@ -39,7 +39,7 @@ def as_safetensors(path: Path, model: Model, classes: Sequence[str] | None) -> I
         )
     with TemporaryDirectory() as folder:
         output = Path(folder, f"{path.stem}.safetensors")
-        with needing_torch("converting"):
+        with needing("worker", "converting"):
             convert_checkpoint(path, output, spec=spec, classes=classes)
         yield output
 
@@ -48,7 +48,7 @@ def convert_file(
     path: Path, output: Path, spec: ModelSpec | None, classes: Sequence[str] | None, *, ema: bool
 ) -> str:
     """Write a torch file's weights as safetensors; return the sha256. Raises GraspError."""
-    with needing_torch("converting"):
+    with needing("worker", "converting"):
         from grasp_core import convert_checkpoint
 
         return convert_checkpoint(path, output, spec=spec, classes=classes, ema=ema)
@@ -56,15 +56,15 @@ def convert_file(
 
 def export_folder(weights: Path, folder: Path, name: str, report: Mapping[str, Any]) -> None:
     """A folder that timm loads, with a model card. Raises GraspError."""
-    with needing_torch("exporting"):
+    with needing("worker", "exporting"):
         from grasp_core import FoldReport, export_timm_folder
 
         export_timm_folder(weights, folder, report=FoldReport.model_validate(report), name=name)
 
 
 @contextmanager
-def needing_torch(work: str) -> Iterator[None]:
-    """Errors as those of the client."""
+def needing(extras: str, work: str) -> Iterator[None]:
+    """What goes wrong here as errors of the client, and what is not installed as one of them."""
     try:
         yield
     except CoreError as error:
@@ -74,6 +74,6 @@ def needing_torch(work: str) -> Iterator[None]:
         raise refusal(422, problem) from error
     except ImportError as error:
         raise GraspError(
-            f"{work} needs {error.name}, which is not installed here",
-            hint="install grasp-merge[worker], or do it on a machine that has torch",
+            f"{work} needs {str(error.name).partition('.')[0]}, which is not installed here",
+            hint=f"install grasp-merge[{extras}], or do it on a machine that has it",
         ) from error

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from grasp_client.commands.arguments import ClassNames, Settings, parse_classes, parse_settings
 from grasp_client.commands.session import NOT_DONE, AsJson, Output, in_words
 from grasp_client.commands.waiting import INTERRUPTED
-from grasp_client.local import convert_file, needing_torch
+from grasp_client.local import convert_file, needing
 from grasp_core.config import FoldConfig, ModelSpec, PreprocessingOverrides
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def merge(
     out = Output(as_json)
     parameters = _parameters(config, settings, seed, device)
     overrides = _overrides(preprocess, image_size)
-    with in_words(), needing_torch("merging"):
+    with in_words(), needing("worker", "merging"):
         from grasp_client.offline import Recipe, merge_files
 
         recipe = Recipe(

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +18,7 @@ import torch
 
 from examples.digits import ARCHITECTURE, CLASSES, TARGET_SHADE, write_domain, write_sources
 from grasp_core import Checkpoint, CheckpointInfo, write_checkpoint
+from tests.serving import PATIENCE_S, serving
 
 MERGE = {
     "alignment_batches": 4,
@@ -30,7 +26,6 @@ MERGE = {
     "gate": {"max_drop": 0.15},  # of one class, which has 18 validation images
 }
 NOISE = 0.03  # two of 72 validation images, whichever source happens to arrive first
-PATIENCE_S = 300  # for a slow machine; nothing here is a measurement
 Json = dict[str, Any]
 
 
@@ -223,42 +218,6 @@ def test_a_checkpoint_of_another_model_is_refused_at_once(story: Story, tmp_path
     assert problem["code"] == "checkpoint_mismatch"
     assert "conv_stem.weight" in problem["mismatches"]["missing"]
     assert set(problem["mismatches"]["unexpected"]) == set(other.state_dict())
-
-
-@contextmanager
-def serving(home: Path) -> Iterator[tuple[httpx.Client, psutil.Process]]:
-    """`grasp serve` as a user starts it, on a port and a folder of its own."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    settings = {
-        "GRASP_HOME": str(home),
-        "GRASP_PORT": str(port),
-        "GRASP_THREADS": "1",
-        "GRASP_DEVICE": "cpu",
-    }
-    command = [str(Path(sys.executable).with_name("grasp")), "serve"]
-    process = subprocess.Popen(command, env=os.environ | settings)
-    url = f"http://127.0.0.1:{port}"
-    try:
-        with httpx.Client(base_url=url, timeout=60, trust_env=False) as client:
-            await_answer(client, process)
-            yield client, psutil.Process(process.pid)
-    finally:
-        process.terminate()
-        process.wait(60)
-
-
-def await_answer(client: httpx.Client, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            client.get("/healthz").raise_for_status()
-        except httpx.TransportError:
-            time.sleep(0.1)
-        else:
-            return
-    raise TimeoutError("the service does not answer")
 
 
 def offer(client: httpx.Client, path: Path) -> Json:

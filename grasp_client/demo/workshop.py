@@ -1,0 +1,170 @@
+"""The demo's side of the story: sources are trained, and models are measured on the target.
+
+No digit of the target is in anybody's training data, and of the target itself only the train split
+is learned from: validation chooses the epoch, and test is what is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from grasp_client.demo.digits import ANCESTOR, CLASSES, DECADES, SIDE, TODAY, Digits, Scanner
+from grasp_client.demo.training import test_accuracy, train
+from grasp_core import (
+    Augmentation,
+    FoldConfig,
+    ImageClassification,
+    ModelSpec,
+    PreprocessingOverrides,
+    Progress,
+    fold,
+)
+
+SPEC = ModelSpec(
+    architecture="test_efficientnet",
+    classes=CLASSES,
+    preprocessing=PreprocessingOverrides(image_size=SIDE),
+)
+UPRIGHT = Augmentation(flip=False)  # a mirrored digit is none
+Heard = Callable[[float, float], None]  # the share that is done, and the loss
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How many digits everybody sees, and how often."""
+
+    ancestor: int = 240
+    source: int = 260
+    target: int = 517
+    train: int = 6  # labelled digits of each class that the target has
+    val: int = 10
+    ancestor_epochs: int = 20
+    source_epochs: int = 12
+    refine_epochs: int = 8
+
+
+QUICK = Sizes(60, 60, 220, ancestor_epochs=1, source_epochs=1, refine_epochs=1)
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """Makes the target's data and the sources in a folder, and everything else aside."""
+
+    folder: Path
+    aside: Path
+    seed: int = 0
+    sizes: Sizes = field(default_factory=Sizes)
+
+    def __post_init__(self) -> None:
+        torch.set_num_threads(1)  # so small a model is slower with more
+
+    @property
+    def merge(self) -> dict[str, Any]:
+        """The parameters of all folds: what so small a model and so little data ask for."""
+        return {
+            "tau": 0.0,  # all that agrees …
+            "blend": 0.5,  # … meets halfway: each source is one of several equals
+            "refine": {
+                "epochs": self.sizes.refine_epochs,
+                "lr": 3e-4,
+                "batch_size": 16,
+                "augmentation": UPRIGHT.model_dump(),
+            },
+            "gate": {"max_drop": 0.05, "max_class_drop": 0.3},  # of 100 digits, 10 of each class
+        }
+
+    @cached_property
+    def target(self) -> Path:
+        """Today's digits: those that nobody else has seen."""
+        sizes, first = self.sizes, self._first(len(DECADES))
+        digits = self._digits[first : first + sizes.target]
+        split = digits.split(sizes.train, sizes.val)
+        return digits.write(self.folder / "target.npz", TODAY, self.seed, split)
+
+    def counts(self) -> dict[str, int]:
+        """The target's digits, by split."""
+        train, val = (each * len(CLASSES) for each in (self.sizes.train, self.sizes.val))
+        return {"train": train, "val": val, "test": self.sizes.target - train - val}
+
+    def train_ancestor(self, progress: Heard) -> Path:
+        """What all sources begin from: it has only seen clean digits."""
+        task = self._task("ancestor", self._digits[: self.sizes.ancestor], ANCESTOR, self.seed)
+        epochs = self.sizes.ancestor_epochs
+        return self._train("ancestor", task, epochs, 3e-3, None, self.seed, progress)
+
+    def train_source(self, decade: str, ancestor: Path, progress: Heard) -> Path:
+        """The ancestor, trained on with the digits and the scanner of a decade."""
+        number = list(DECADES).index(decade)
+        own = self._digits[self._first(number) : self._first(number + 1)]
+        seed = self.seed + 1 + number
+        task = self._task(decade, own, DECADES[decade], seed)
+        epochs = self.sizes.source_epochs
+        return self._train(decade, task, epochs, 2e-3, ancestor, seed, progress)
+
+    def measure(self, weights: Path) -> float:
+        """How often a model is right on the target's test split."""
+        return test_accuracy(SPEC, weights, self._target_task)
+
+    def fine_tune(self, weights: Path, folds: int, progress: Heard) -> float:
+        """What the target alone makes of a model: its test accuracy after as many epochs as so
+        many folds have."""
+        config = FoldConfig.model_validate(self.merge)
+        refine = config.refine.model_copy(update={"epochs": folds * self.sizes.refine_epochs})
+
+        def heard(step: Progress) -> None:
+            progress(step.fraction, step.metrics.get("loss", 0.0))
+
+        report = fold(
+            SPEC,
+            weights,
+            self._target_task,
+            self.aside / "fine-tuned.safetensors",
+            config=config.model_copy(update={"refine": refine}),
+            progress=heard,
+        )
+        assert report.metrics.after is not None  # noqa: S101 - a first source is always folded
+        return report.metrics.after.test.accuracy
+
+    @cached_property
+    def _digits(self) -> Digits:
+        return Digits.shuffled(self.seed)
+
+    @cached_property
+    def _target_task(self) -> ImageClassification:
+        return ImageClassification.open(self.target, SPEC, cache_dir=self.aside)
+
+    def _first(self, number: int) -> int:
+        """Where the digits of a source begin."""
+        return self.sizes.ancestor + number * self.sizes.source
+
+    def _task(self, name: str, digits: Digits, scanner: Scanner, seed: int) -> ImageClassification:
+        archive = digits.write(self.aside / f"{name}.npz", scanner, seed)
+        return ImageClassification.open(archive, SPEC, cache_dir=self.aside)
+
+    def _train(
+        self,
+        name: str,
+        task: ImageClassification,
+        epochs: int,
+        lr: float,
+        ancestor: Path | None,
+        seed: int,
+        progress: Heard,
+    ) -> Path:
+        return train(
+            SPEC,
+            task,
+            self.folder / f"{name}.safetensors",
+            epochs=epochs,
+            lr=lr,
+            ancestor=ancestor,
+            augmentation=UPRIGHT,
+            seed=seed,
+            progress=progress,
+        )
