@@ -28,7 +28,7 @@ class Reader:
         self._folder = folder
         self._tell = tell
         self._address = f"127.0.0.1:{_free_port()}"
-        self._environment = _environment(self._address)
+        self._environment = _environment(self._address) | _like_a_terminal(folder)
         self._memory = Memory()
 
     def read(self) -> None:
@@ -79,12 +79,13 @@ def _environment(address: str) -> dict[str, str]:
     """This process's, without its settings and its virtual environment."""
     ours = ("GRASP_", "VIRTUAL_ENV", "MAKE", "MFLAGS", "PYTEST")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-    return kept | {
-        "GRASP_PORT": address.rpartition(":")[2],
-        "GRASP_URL": f"http://{address}",
-        "COLUMNS": "100",  # as wide as the pages
-        "LC_ALL": "C.UTF-8",
-    }
+    return kept | {"GRASP_PORT": address.rpartition(":")[2], "GRASP_URL": f"http://{address}"}
+
+
+def _like_a_terminal(folder: Path) -> dict[str, str]:
+    """Where curl shows no progress beside what it prints, and lines are as wide as the pages."""
+    (folder / ".curlrc").write_text("no-progress-meter\n")
+    return {"CURL_HOME": str(folder), "COLUMNS": "100", "LC_ALL": "C.UTF-8"}
 
 
 def _free_port() -> int:
