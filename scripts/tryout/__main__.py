@@ -26,6 +26,7 @@ def main() -> None:
     try:
         for page, folder in zip(given.pages, places, strict=False):
             Reader(ROOT / page, folder).read()
+            print(f"{page}: everything is as printed")
     except Differs as difference:
         sys.exit(str(difference))
     finally:

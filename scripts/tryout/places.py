@@ -1,6 +1,7 @@
 """Folders to try a page in, one after the other; each is gone when the next is asked for."""
 
 import subprocess
+import sys
 from collections.abc import Generator, Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,7 +17,7 @@ def linked_trees() -> Generator[Path]:
         with TemporaryDirectory(prefix=PREFIX) as name:
             folder = Path(name)
             _link([ROOT / entry for entry in tracked], folder)
-            _link((ROOT / ".venv").iterdir(), folder / ".venv")
+            _link(Path(sys.prefix).iterdir(), folder / ".venv")
             _take_as_it_is(folder / ".venv")
             yield folder
 
