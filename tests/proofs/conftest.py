@@ -3,14 +3,13 @@
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 
 from tests.buckets import Bucket, serving_s3
 from tests.proofs.cluster import Cluster
-from tests.proofs.servers import Postgres, Redis
+from tests.servers import Postgres, Redis, serving_postgres
 
 LOOK_S = 1.0  # so that what a lost ring left is found within a test
 _numbers = itertools.count()
@@ -20,11 +19,8 @@ MakeCluster = Callable[..., Cluster]
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Postgres]:
-    """Not in pytest's own folder: the next pytest to start would lock it, for all but its user."""
-    with TemporaryDirectory(prefix="postgres-") as folder:
-        server = Postgres(Path(folder))
+    with serving_postgres() as server:
         yield server
-        server.stop()
 
 
 @pytest.fixture

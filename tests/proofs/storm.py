@@ -14,7 +14,7 @@ import httpx
 import psutil
 
 from tests.proofs.cluster import Cluster
-from tests.proofs.servers import Postgres, Redis, send_signal
+from tests.servers import Postgres, Redis, send_signal
 from tests.worker.waiting import until
 
 AWAY_S = 1.0  # at most, that a server stays down

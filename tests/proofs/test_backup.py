@@ -9,7 +9,7 @@ from registry.storage import open_store
 from tests.buckets import Bucket
 from tests.proofs.cluster import Cluster
 from tests.proofs.conftest import MakeCluster
-from tests.proofs.servers import Postgres
+from tests.servers import Postgres
 from tests.service.fake_folds import checkpoint
 
 FILES = [checkpoint(f"source-{number}") for number in range(4)]

@@ -10,7 +10,7 @@ import pytest
 from registry.settings import Settings
 from tests.proofs.cluster import Cluster
 from tests.proofs.conftest import MakeCluster
-from tests.proofs.servers import Postgres, Redis
+from tests.servers import Postgres, Redis
 from tests.service.fake_folds import checkpoint
 from tests.service.harness import WORKER, Process
 from tests.worker.waiting import until

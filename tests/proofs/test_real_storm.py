@@ -23,8 +23,8 @@ from registry.states import TERMINAL
 from registry.tables import Job
 from tests.proofs.cluster import Cluster
 from tests.proofs.conftest import MakeCluster
-from tests.proofs.servers import Postgres, Redis
 from tests.proofs.storm import Offer, Sender, Storm, sending
+from tests.servers import Postgres, Redis
 from tests.worker.waiting import until
 
 REAL_WORKER = (sys.executable, "-m", "worker")

@@ -10,7 +10,7 @@ from celery import Celery
 from registry.bell import CELERY, RING, Bell, Ring, celery_queue
 from registry.database import Database
 from tests.proofs.conftest import MakeCluster
-from tests.proofs.servers import Redis
+from tests.servers import Redis
 from tests.service.fake_folds import chain, checkpoint
 from tests.service.place import Place
 

@@ -16,7 +16,7 @@ from registry.states import ACTIVE
 from tests.proofs.cluster import Cluster
 from tests.proofs.conftest import MakeCluster
 from tests.proofs.forms import short_and_long
-from tests.proofs.servers import Postgres
+from tests.servers import Postgres
 from tests.service.fake_folds import checkpoint
 
 CALLERS = 6

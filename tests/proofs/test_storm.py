@@ -9,8 +9,8 @@ import pytest
 
 from tests.proofs.conftest import MakeCluster
 from tests.proofs.forms import short_and_long
-from tests.proofs.servers import Postgres, Redis
 from tests.proofs.storm import Offer, Sender, Storm, sending
+from tests.servers import Postgres, Redis
 from tests.service.fake_folds import checkpoint
 
 MODELS = 10

