@@ -20,7 +20,16 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial, update_wrapper
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeAlias, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    TypeAlias,
+    overload,
+)
 from urllib.parse import quote
 
 from typing_extensions import TypeVar
@@ -121,12 +130,32 @@ class Bound(Generic[C]):
     _client: C
 
 
-class operation(Generic[P, Result]):  # noqa: N801 - it is used as a decorator
-    """A plan as a method; see the module's docstring."""
+class _Method:
+    """Makes a method of a plan: whoever it belongs to has its client take the steps."""
 
-    def __init__(self, plan: Callable[Concatenate[Any, P], Plan[Result]]) -> None:
+    taken_by: ClassVar[str]  # the client's method that does
+
+    def __init__(self, plan: Callable[..., Any]) -> None:
         self.plan = plan
         update_wrapper(self, plan)  # type: ignore[arg-type]
+
+    def _bind(self, bound: Any) -> Any:
+        if bound is None:
+            return self
+
+        def method(*args: Any, **kwargs: Any) -> Any:
+            return getattr(bound._client, self.taken_by)(self.plan(bound, *args, **kwargs))
+
+        return update_wrapper(method, self.plan)
+
+
+class operation(_Method, Generic[P, Result]):  # noqa: N801 - it is used as a decorator
+    """A plan as a method; see the module's docstring."""
+
+    taken_by = "run"
+
+    def __init__(self, plan: Callable[Concatenate[Any, P], Plan[Result]]) -> None:
+        super().__init__(plan)
 
     @overload
     def __get__(self, bound: Bound[Grasp], owner: object = None) -> Callable[P, Result]: ...
@@ -137,21 +166,16 @@ class operation(Generic[P, Result]):  # noqa: N801 - it is used as a decorator
     @overload
     def __get__(self, bound: Bound[Any] | None, owner: object = None) -> Any: ...
     def __get__(self, bound: Any, owner: object = None) -> Any:
-        if bound is None:
-            return self
-
-        def method(*args: P.args, **kwargs: P.kwargs) -> Any:
-            return bound._client.run(self.plan(bound, *args, **kwargs))
-
-        return update_wrapper(method, self.plan)
+        return self._bind(bound)
 
 
-class stream(Generic[P, Item]):  # noqa: N801
+class stream(_Method, Generic[P, Item]):  # noqa: N801
     """A plan that tells things, as a method; see the module's docstring."""
 
+    taken_by = "iterate"
+
     def __init__(self, plan: Callable[Concatenate[Any, P], Telling[Item]]) -> None:
-        self.plan = plan
-        update_wrapper(self, plan)  # type: ignore[arg-type]
+        super().__init__(plan)
 
     @overload
     def __get__(self, bound: Bound[Grasp], owner: object = None) -> Callable[P, Iterator[Item]]: ...
@@ -162,10 +186,4 @@ class stream(Generic[P, Item]):  # noqa: N801
     @overload
     def __get__(self, bound: Bound[Any] | None, owner: object = None) -> Any: ...
     def __get__(self, bound: Any, owner: object = None) -> Any:
-        if bound is None:
-            return self
-
-        def method(*args: P.args, **kwargs: P.kwargs) -> Any:
-            return bound._client.iterate(self.plan(bound, *args, **kwargs))
-
-        return update_wrapper(method, self.plan)
+        return self._bind(bound)
