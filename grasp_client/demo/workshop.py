@@ -2,6 +2,10 @@
 
 No digit of the target is in anybody's training data, and of the target itself only the train split
 is learned from: validation chooses the epoch, and test is what is told.
+
+Test accuracy over the seeds 0 to 6, on average: the best source alone 0.735, the ancestor fine-tuned
+on the target alone 0.716, the merged model 0.907, and never below either. It does not beat hindsight:
+that source fine-tuned alone which validation finds best comes to 0.910.
 """
 
 from __future__ import annotations
@@ -92,13 +96,13 @@ class Workshop:
         train, val = (each * len(CLASSES) for each in (self.sizes.train, self.sizes.val))
         return {"train": train, "val": val, "test": self.sizes.target - train - val}
 
-    def train_ancestor(self, progress: Heard) -> Path:
+    def train_ancestor(self, progress: Heard | None = None) -> Path:
         """What all sources begin from: it has only seen clean digits."""
         task = self._task("ancestor", self._digits[: self.sizes.ancestor], ANCESTOR, self.seed)
         epochs = self.sizes.ancestor_epochs
         return self._train("ancestor", task, epochs, 3e-3, None, self.seed, progress)
 
-    def train_source(self, decade: str, ancestor: Path, progress: Heard) -> Path:
+    def train_source(self, decade: str, ancestor: Path, progress: Heard | None = None) -> Path:
         """The ancestor, trained on with the digits and the scanner of a decade."""
         number = list(DECADES).index(decade)
         own = self._digits[self._first(number) : self._first(number + 1)]
@@ -155,7 +159,7 @@ class Workshop:
         lr: float,
         ancestor: Path | None,
         seed: int,
-        progress: Heard,
+        progress: Heard | None,
     ) -> Path:
         return train(
             SPEC,
