@@ -1,0 +1,25 @@
+"""What `grasp demo` promises, with the digits and epochs that it really takes."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from grasp_client.cli import cli
+from tests.proofs.forms import LONG
+from tests.serving import serving
+
+pytestmark = [*LONG]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_merged_model_is_better_than_any_source(seed: int, tmp_path: Path) -> None:
+    with serving(tmp_path) as (client, _):
+        words = ["demo", "--seed", str(seed), "--url", str(client.base_url), "--json"]
+        result = CliRunner().invoke(cli, words)
+
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    assert told["merged"] > max(source["alone"] for source in told["sources"])
+    assert told["merged"] > told["fine_tuned_ancestor"]
