@@ -40,8 +40,8 @@ lint: $(READY) ## Formatting, ruff, mypy --strict, import contracts, the lock, l
 		|| { echo "a lock names a host or a path; see docs/adr/0003"; exit 1; }
 	$(BUILD_SITE)
 
-# Its notice is about the program, not about our pages.
-BUILD_SITE = NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+# Its notice is about the program, not about our pages. With --quiet it would let warnings pass.
+BUILD_SITE = NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 .PHONY: docs
 docs: $(READY) ## Write the reference from the code, and build the documentation into build/site
