@@ -13,6 +13,7 @@ from typing import NamedTuple
 import httpx
 import psutil
 
+from registry.states import ACTIVE
 from tests.proofs.cluster import Cluster
 from tests.servers import Postgres, Redis, send_signal
 from tests.worker.waiting import until
@@ -98,7 +99,7 @@ class Storm:
         return faults
 
     def child(self) -> None:
-        until(self._children)
+        until(lambda: self._children() or not self.cluster.count_jobs(*ACTIVE))  # or all is done
         children = self._children()
         if children:
             send_signal(self.chance.choice(children), signal.SIGKILL)
