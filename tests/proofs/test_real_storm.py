@@ -23,10 +23,12 @@ from registry.states import TERMINAL
 from registry.tables import Job
 from tests.proofs.cluster import Cluster
 from tests.proofs.conftest import MakeCluster
+from tests.proofs.forms import LONG
 from tests.proofs.storm import Offer, Sender, Storm, sending
 from tests.servers import Postgres, Redis
 from tests.worker.waiting import until
 
+pytestmark = [*LONG]
 REAL_WORKER = (sys.executable, "-m", "worker")
 MERGE = {
     "alignment_batches": 4,
