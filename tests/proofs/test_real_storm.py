@@ -23,21 +23,19 @@ from registry.states import TERMINAL
 from registry.tables import Job
 from tests.proofs.cluster import Cluster
 from tests.proofs.conftest import MakeCluster
-from tests.proofs.forms import LONG
 from tests.proofs.storm import Offer, Sender, Storm, sending
 from tests.servers import Postgres, Redis
 from tests.worker.waiting import until
 
-pytestmark = [*LONG]
 REAL_WORKER = (sys.executable, "-m", "worker")
 MERGE = {
     "alignment_batches": 4,
-    "refine": {"epochs": 4, "lr": 1e-3},
+    "refine": {"epochs": 12, "lr": 1e-3},  # so long that a fault hits the fold it waited for
     "gate": {"max_drop": 1.0},  # every source counts: it is bytes that are compared
 }
 FAULTS = {"child": 3, "worker": 2, "api": 1, "broker": 1, "postmaster": 1, "backend": 1, "flush": 2}
 SET_UP = 3  # jobs before the first fold: a validation, two preparations
-PAUSE_S = 2.0  # at most, from the moment at which a fold is under way
+PAUSE_S = 1.0  # at most, from the moment at which a fold is under way
 SEED = int(os.environ.get("STORM_SEED", random.randrange(2**32)))
 
 
@@ -111,7 +109,7 @@ def test_real_folds_end_in_the_same_bytes_whatever_is_killed(
             check(cluster, model, files.replay(sources))
         reasons = cluster.failures()
     print(f"attempts lost: {dict(reasons)}; {time.monotonic() - began:.0f} s")
-    assert reasons  # which faults hit a fold, and not the time between two, is chance
+    assert reasons.keys() >= {"child_killed", "worker_lost"}
 
 
 def make_models(cluster: Cluster, files: Files) -> None:
