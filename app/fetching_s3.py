@@ -1,7 +1,7 @@
 """Objects of listed buckets, read part by part, so that a break costs one part at most.
 
-Credentials and region come from the environment (AWS_…) or the machine's role. Every part is asked
-for with the ETag of the first look (If-Match), so parts of two objects are never mixed.
+Every part is asked for with the ETag of the first look (If-Match), so parts of two objects are
+never mixed.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ from app.fetching_base import (
     clean_filename,
     resumed,
 )
+from registry.blobs import StorageError
+from registry.buckets import open_bucket
 from registry.logs import get_log
-from registry.object_blobs import open_bucket
 
 PART_BYTES = 4 * 2**20  # in memory; within a step's 30 seconds at 1.2 Mbit/s
 
@@ -112,7 +113,7 @@ async def _done(step: Awaitable[Result], uri: str, timeout: float) -> Result:
     try:
         async with asyncio.timeout(timeout):
             return await step
-    except (BaseError, OSError, ValueError) as error:  # OSError: also TimeoutError
+    except (BaseError, StorageError, OSError, ValueError) as error:  # also TimeoutError
         log.warning("an object cannot be fetched", uri=uri, error=str(error)[:1000])
         raise _fetch_error(uri, error) from error
 

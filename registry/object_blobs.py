@@ -71,20 +71,6 @@ class Generation(NamedTuple):
     size: int
 
 
-def open_bucket(bucket: str, prefix: str, endpoint: str | None) -> S3Store:
-    """Credentials and region come from the environment (AWS_…) or the machine's role."""
-    return S3Store(
-        bucket,
-        prefix=prefix or None,
-        config={"endpoint": endpoint} if endpoint else {},
-        client_options={
-            "allow_http": endpoint is not None and endpoint.startswith("http://"),
-            "timeout": timedelta(seconds=60),  # of one part
-        },
-        retry_config={"max_retries": 5, "retry_timeout": timedelta(seconds=60)},
-    )
-
-
 class ObjectBlobWriter:
     """A local file until it is committed: its name is known only then, and S3 cannot rename."""
 

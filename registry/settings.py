@@ -77,8 +77,8 @@ class Settings(BaseSettings):
     blob_url: str | None = Field(
         None,
         description="Where blobs are kept: file:///srv/blobs, or s3://bucket/prefix. Credentials"
-        " and region come from AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, or the"
-        " machine's role. Unset: a folder in the home.",
+        " and region come from AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_REGION, a profile"
+        " of ~/.aws (AWS_PROFILE), or the machine's role. Unset: a folder in the home.",
     )
     blob_endpoint: str | None = Field(
         None,

@@ -14,7 +14,8 @@ def open_store(settings: Settings) -> BlobStore:
         return LocalBlobStore(settings.blob_folder)
     # Here, because most services keep their blobs on a disk and need no client of S3.
     from registry.blob_cache import BlobCache
-    from registry.object_blobs import ObjectBlobStore, open_bucket
+    from registry.buckets import open_bucket
+    from registry.object_blobs import ObjectBlobStore
 
     bucket = open_bucket(url.netloc, url.path.strip("/"), settings.blob_endpoint)
     cache = BlobCache(settings.blob_cache_folder.absolute(), settings.blob_cache_bytes)

@@ -16,7 +16,8 @@ from moto.s3.models import s3_backends
 from moto.server import ThreadedMotoServer
 
 from registry.blob_cache import BlobCache
-from registry.object_blobs import ObjectBlobStore, open_bucket
+from registry.buckets import open_bucket
+from registry.object_blobs import ObjectBlobStore
 
 PREFIX = "some/where"
 CACHE_BYTES = 2**30

@@ -14,9 +14,9 @@ import httpx
 import pytest
 from obstore.store import S3Store
 
-from registry import object_blobs
+from registry import buckets
 from registry.blobs import BlobDamaged, BlobMissing, BlobStore, StorageError
-from registry.object_blobs import SAFE_AGE_S, ObjectBlobStore
+from registry.object_blobs import COLLECT_S, SAFE_AGE_S, ObjectBlobStore
 from tests.buckets import PREFIX, Bucket, serving_s3
 
 ROOT = Path(__file__).parents[2]
@@ -280,7 +280,7 @@ def test_a_probe_that_was_left_behind_goes_after_a_day(
 
 def test_objects_are_listed_no_more_often_than_needed(bucket: Bucket, tmp_path: Path) -> None:
     store = bucket.store(tmp_path / "copies")
-    store._collect_every = object_blobs.COLLECT_S
+    store._collect_every = COLLECT_S
     names = [put(store, b"one")]
     make_old(bucket, names[0])
     assert store.collect(never, min_age=0) == names
@@ -324,7 +324,7 @@ def test_a_store_that_cannot_be_reached_is_told_without_its_address(
     def impatient(*args: object, **options: object) -> object:
         return S3Store(*args, **{**options, "retry_config": {"max_retries": 0}})  # type: ignore[arg-type]
 
-    monkeypatch.setattr(object_blobs, "S3Store", impatient)
+    monkeypatch.setattr(buckets, "S3Store", impatient)
     store = Bucket("http://127.0.0.1:9", "closed").store(tmp_path / "copies")
 
     for attempt in (
@@ -339,14 +339,6 @@ def test_a_store_that_cannot_be_reached_is_told_without_its_address(
             attempt()
         assert type(info.value) is StorageError
         assert "127.0.0.1" not in f"{info.value} {info.value.hint}"
-
-
-def test_plain_http_is_accepted_only_where_it_is_asked_for(bucket: Bucket) -> None:
-    options = object_blobs.open_bucket("bucket", "", None).client_options
-    asked = object_blobs.open_bucket("bucket", "", bucket.endpoint).client_options
-
-    assert str((options or {}).get("allow_http")).lower() == "false"
-    assert str((asked or {}).get("allow_http")).lower() == "true"
 
 
 # Memory
