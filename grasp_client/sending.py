@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from grasp_client.bodies import Progress, form, sha256_of
-from grasp_client.errors import GraspError
-from grasp_client.exchange import Answer, ask
+from grasp_client.errors import GraspError, NotFound
+from grasp_client.exchange import ask
 from grasp_client.plans import Call, Do, Plan
-from grasp_client.uploads import send_file
+from grasp_client.uploads import begin_upload, is_there, send_rest
 
 if TYPE_CHECKING:
     from grasp_client.client import AsyncGrasp, Grasp
@@ -26,7 +26,7 @@ class Sent(NamedTuple):
 
     sha256: str
     size: int
-    answer: Answer
+    body: Any
 
 
 def send(
@@ -37,21 +37,33 @@ def send(
     *,
     params: Mapping[str, str] | None = None,
     progress: Progress | None = None,
+    made_by_others: Callable[[str], Plan[Any]] | None = None,
 ) -> Plan[Sent]:
-    """POST a file and what is said about it; its digest is verified where it arrives."""
+    """POST a file and what is said about it; its digest is verified where it arrives.
+
+    `made_by_others` finds by the digest what the server would say, if it has the same already.
+    """
     digest: str = yield Do(lambda: sha256_of(path))
     size = path.stat().st_size
     said = {name: value for name, value in fields.items() if value is not None}
     said["sha256"] = digest
     text = _as_text(said)
     if size < LARGE_BYTES and max(map(len, text.values())) < LONG_FIELD:
-        body = form(path, text, progress)
-        answer = yield from ask(client, Call("POST", place, params=params or {}, body=body))
-        return Sent(digest, size, answer)
-    upload = yield from send_file(client, path, _metadata(path, said), progress)
-    named = {**said, "upload": upload.id}
-    answer = yield from ask(client, Call("POST", place, params=params or {}, json=named))
-    return Sent(digest, size, answer)
+        call = Call("POST", place, params=params or {}, body=form(path, text, progress))
+        return Sent(digest, size, (yield from ask(client, call)).json())
+    while True:
+        upload = yield from begin_upload(client, size, _metadata(path, said))
+        try:
+            yield from send_rest(client, upload, path, progress)
+            call = Call("POST", place, params=params or {}, json={**said, "upload": upload.id})
+            return Sent(digest, size, (yield from ask(client, call)).json())
+        except NotFound:
+            if (yield from is_there(client, upload)):
+                raise
+        # Another process has sent the same file, as the same upload, and made something of it.
+        made = (yield from made_by_others(digest)) if made_by_others else None
+        if made is not None:
+            return Sent(digest, size, made)
 
 
 def _metadata(path: Path, said: Mapping[str, Any]) -> dict[str, str]:

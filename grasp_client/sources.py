@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,13 +69,25 @@ class Sources(Bound[C]):
             "name": name or file.name[:LONGEST_NAME],
             "classes": list(classes) if classes else None,
         }
-        params = {"dry_run": "true"} if dry_run else {}
         sent = yield from send(
-            self._client, "/sources", file, fields, params=params, progress=progress
+            self._client,
+            "/sources",
+            file,
+            fields,
+            params={"dry_run": "true"} if dry_run else {},
+            progress=progress,
+            made_by_others=None if dry_run else partial(self._offered, model),
         )
-        body = sent.answer.json()
-        tried = {**fields, **_as_tried(body["job"]), "sha256": sent.sha256, "size": sent.size}
-        return read(Source, self._client, body["source"] or tried)
+        if sent.body["source"] is not None:
+            return read(Source, self._client, sent.body["source"])
+        tried = {**fields, **_as_tried(sent.body["job"]), "sha256": sent.sha256, "size": sent.size}
+        return read(Source, self._client, tried)
+
+    def _offered(self, model: str, sha256: str) -> Plan[Any]:
+        """The model's source of these bytes, if there is one."""
+        call = Call("GET", "/sources", params={"model": model, "sha256": sha256})
+        page = (yield from ask(self._client, call)).json()
+        return {"source": page["items"][0]} if page["items"] else None
 
     @operation
     def fetch(

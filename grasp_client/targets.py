@@ -7,9 +7,10 @@ import zipfile
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from grasp_client.bodies import Progress
-from grasp_client.exchange import Answer, ask
+from grasp_client.exchange import ask
 from grasp_client.jobs import Job, JobHandle, JobProblem, wait_for
 from grasp_client.plans import Bound, C, Call, Do, Plan, at, operation
 from grasp_client.records import Record, get, list_all, read
@@ -60,19 +61,19 @@ class Targets(Bound[C]):
         """
         if "://" in str(data):
             call = Call("POST", "/targets", json={"name": name, "uri": str(data)})
-            answer = yield from ask(self._client, call)
+            body = (yield from ask(self._client, call)).json()
         elif Path(data).is_dir():
             with tempfile.TemporaryDirectory() as folder:
                 archive = Path(folder, f"{name}.zip")
                 yield Do(lambda: _zip(Path(data), archive))
-                answer = yield from self._send(name, archive, progress)
+                body = yield from self._send(name, archive, progress)
         else:
-            answer = yield from self._send(name, existing_file(data), progress)
-        return read(Target, self._client, answer.json()["target"])
+            body = yield from self._send(name, existing_file(data), progress)
+        return read(Target, self._client, body["target"])
 
-    def _send(self, name: str, path: Path, progress: Progress | None) -> Plan[Answer]:
+    def _send(self, name: str, path: Path, progress: Progress | None) -> Plan[Any]:
         sent = yield from send(self._client, "/targets", path, {"name": name}, progress=progress)
-        return sent.answer
+        return sent.body
 
     @operation
     def get(self, target: str) -> Plan[Target[C]]:

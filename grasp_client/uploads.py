@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 
 from grasp_client.bodies import FileBody, Progress
-from grasp_client.errors import Conflict, GraspError
+from grasp_client.errors import Conflict, GraspError, NotFound
 from grasp_client.exchange import Tries, ask, open_response, read_rest
 from grasp_client.plans import Bound, C, Call, Plan, at, operation
 from grasp_client.records import Record, get, list_all, read
@@ -82,13 +82,28 @@ def send_file(
     client: C, path: Path, metadata: Mapping[str, str], progress: Progress | None
 ) -> Plan[Upload[C]]:
     """All of a file; goes on with what an earlier, interrupted call has sent of the same."""
-    size = path.stat().st_size
+    upload = yield from begin_upload(client, path.stat().st_size, metadata)
+    return (yield from send_rest(client, upload, path, progress))
+
+
+def begin_upload(client: C, size: int, metadata: Mapping[str, str]) -> Plan[Upload[C]]:
+    """One that was begun with the same file and not finished, or a new one.
+
+    Another process may be sending it right now, and make something of it: then it is gone.
+    """
     begun = yield from list_all(Upload, client, "/uploads", None, {})
     for upload in begun:
         if upload.size == size and upload.metadata == metadata and "sha256" in metadata:
-            return (yield from send_rest(client, upload, path, progress))
-    fresh = yield from _create(client, size, metadata)
-    return (yield from send_rest(client, fresh, path, progress))
+            return upload
+    return (yield from _create(client, size, metadata))
+
+
+def is_there(client: C, upload: Upload[C]) -> Plan[bool]:
+    try:
+        yield from get_upload(client, upload.id)
+    except NotFound:
+        return False
+    return True
 
 
 def _create(client: C, size: int, metadata: Mapping[str, str]) -> Plan[Upload[C]]:
@@ -110,9 +125,11 @@ def send_rest(
     tries = Tries(client)
     while not upload.finished:
         before = upload.received
+        if progress is not None:  # not what was sent in vain, and also what others have sent
+            progress(before, upload.size)
         try:
             yield from _send_part(client, upload, path, progress)
-        except Conflict as error:  # the request before the cut was still at work, and is further
+        except Conflict as error:  # another request is further: of ours, before a cut, or not ours
             yield from tries.pause(error, passing=True)
         except GraspError as error:
             yield from tries.pause(error)

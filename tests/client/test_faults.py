@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from grasp_client import Damaged, Grasp, Unreachable, sending, uploads
-from tests.app.world import World, checkpoint, sha256
+from tests.app.world import Server, World, checkpoint, sha256
 from tests.client.proxy import Proxy, cut_after, flip_after
 
 LARGE = 8 * 2**20  # more than the buffers between two processes hold
@@ -64,6 +65,28 @@ def test_a_large_upload_goes_on_where_it_was_cut(
     assert proxy.sent < 1.1 * large_source.stat().st_size
     assert source.sha256 == sha256(large_source.read_bytes())
     assert world.client.get("/uploads").json()["items"] == []
+
+
+def test_three_who_push_the_same_large_file_at_once(
+    server: Server,
+    world: World,
+    unprepared: str,
+    large_source: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sending, "LARGE_BYTES", 1)
+    monkeypatch.setattr(uploads, "PART_BYTES", LARGE // 4)
+
+    def push(_: int) -> str | None:
+        with Grasp(server.url) as grasp:
+            return grasp.sources.push(large_source, model=unprepared).id
+
+    with ThreadPoolExecutor(3) as pool:
+        pushed = set(pool.map(push, range(3)))
+
+    [source] = world.client.get("/sources").json()["items"]
+    assert pushed == {source["id"]}
+    assert source["sha256"] == sha256(large_source.read_bytes())
 
 
 def test_an_answer_that_is_lost_is_asked_for_again(

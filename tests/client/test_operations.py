@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import zipfile
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,14 @@ from grasp_client import (
     Misunderstood,
     NotAllowed,
     NotFound,
+    Source,
     Unreachable,
     records,
     sending,
     uploads,
 )
+from grasp_client.exchange import Answer, ask
+from grasp_client.plans import Call, Plan
 from tests.app.world import CLASSES, Server, World, checkpoint, sha256
 from tests.client.hand import working
 
@@ -344,7 +348,8 @@ class TestLargeFiles:
         )
 
         size = source.stat().st_size
-        assert seen == [*range(100, size, 100), size]
+        assert seen == sorted(seen)
+        assert set(seen) == {*range(0, size, 100), size}
         assert (pushed.sha256, pushed.classes) == (sha256(source.read_bytes()), list(CLASSES))
         assert g.uploads.list() == []
 
@@ -368,8 +373,84 @@ class TestLargeFiles:
         seen: list[int] = []
         g.sources.push(source, model="merged", progress=lambda done, _: seen.append(done))
 
-        assert min(seen) > 100
+        assert min(seen) >= 100
         assert len(g.sources.list()) == 1
+
+    @pytest.mark.parametrize("share", [0, 0.5, 1])
+    def test_two_who_push_the_same_file_get_the_same_source(
+        self, g: Any, grasp: Grasp, world: World, source: Path, share: float
+    ) -> None:
+        """One of them is overtaken on its way: both send one upload, which the other takes."""
+        world.ready_model()
+        others: list[Source] = []
+
+        def overtaken(done: int, total: int) -> None:
+            if done >= share * total and not others:
+                others.append(grasp.sources.push(source, model="merged"))
+
+        pushed = g.sources.push(source, model="merged", progress=overtaken)
+
+        assert [pushed.id] == [other.id for other in others]
+        assert pushed.job.id == others[0].job.id
+        assert g.uploads.list() == []
+
+    @pytest.mark.parametrize("dry_run", [False, True])
+    def test_also_where_the_other_is_first_to_offer_it(
+        self,
+        g: Any,
+        grasp: Grasp,
+        world: World,
+        source: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        dry_run: bool,
+    ) -> None:
+        world.ready_model()
+        others: list[Source] = []
+
+        def overtaken(client: Any, call: Call) -> Plan[Answer]:
+            monkeypatch.setattr(sending, "ask", ask)
+            others.append(grasp.sources.push(source, model="merged"))
+            return (yield from ask(client, call))
+
+        monkeypatch.setattr(sending, "ask", overtaken)
+        seen: list[int] = []
+        pushed = g.sources.push(
+            source, model="merged", dry_run=dry_run, progress=lambda done, _: seen.append(done)
+        )
+
+        assert pushed.sha256 == others[0].sha256
+        assert pushed.id == (None if dry_run else others[0].id)
+        assert seen.count(0) == (2 if dry_run else 1)  # the bar began anew, or nothing was sent
+
+    def test_one_file_as_two_targets_at_the_same_time(
+        self, g: Any, grasp: Grasp, world: World, tmp_path: Path
+    ) -> None:
+        archive = tmp_path / "faces.zip"
+        archive.write_bytes(b"PK" + bytes(300))
+        seen: list[int] = []
+
+        def overtaken(done: int, _total: int) -> None:
+            if done == 200 and 200 not in seen:
+                grasp.targets.create("one", archive)
+            seen.append(done)
+
+        assert g.targets.create("two", archive, progress=overtaken).name == "two"
+
+        assert {target.name for target in grasp.targets.list()} == {"one", "two"}
+        assert seen[-1] == 302
+        assert seen.count(0) == 2
+
+    def test_what_else_is_missing_is_said(
+        self, g: Any, grasp: Grasp, world: World, source: Path
+    ) -> None:
+        world.ready_model()
+
+        with pytest.raises(NotFound, match="there is no model 'merged'"):
+            g.sources.push(
+                source, model="merged", progress=lambda *_: _delete_model(grasp, "merged")
+            )
+
+        assert len(grasp.uploads.list()) == 1
 
     def test_another_models_checkpoint_is_refused_by_its_first_part(
         self, grasp: Grasp, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -397,6 +478,11 @@ class TestLargeFiles:
         grasp.uploads.delete(upload.id)
         with pytest.raises(NotFound):
             grasp.uploads.get(upload.id)
+
+
+def _delete_model(grasp: Grasp, name: str) -> None:
+    with suppress(NotFound):
+        grasp.models.delete(name)
 
 
 def test_many_class_names_arrive(grasp: Grasp, world: World, tmp_path: Path) -> None:
