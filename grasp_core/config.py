@@ -13,6 +13,17 @@ NormStats = Literal["keep", "follow", "recalibrate"]
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 Rgb = tuple[float, float, float]
+Stage = Literal[  # what a fold does, in this order
+    "load",
+    "baseline",
+    "target_gradients",
+    "source_gradients",
+    "transfer",
+    "recalibrate",
+    "refine",
+    "evaluate",
+    "publish",
+]
 
 
 class Frozen(BaseModel):

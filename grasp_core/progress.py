@@ -10,21 +10,10 @@ from typing import Literal
 
 import torch
 
-from grasp_core.config import Frozen
+from grasp_core.config import Frozen, Stage
 from grasp_core.errors import FoldStopped
 from grasp_core.memory import PeakMemory
 
-Stage = Literal[
-    "load",
-    "baseline",
-    "target_gradients",
-    "source_gradients",
-    "transfer",
-    "recalibrate",
-    "refine",
-    "evaluate",
-    "publish",
-]
 STOP: Literal["stop"] = "stop"
 
 # Where each stage begins on the way from 0 to 1: rough shares of the time of a common fold.

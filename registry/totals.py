@@ -1,9 +1,11 @@
 """What a worker has done since it started: kept in its row, and told by /metrics."""
 
 from bisect import bisect_left
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import BaseModel, Field
+
+from grasp_core.config import Stage
 
 Outcome = Literal["accepted", "rejected", "failed", "cancelled"]
 FoldKind = Literal["fold", "dry_run"]
@@ -19,18 +21,6 @@ COMMON_FAILURES = (
     "lease_lost",
     "out_of_memory",
     "storage_full",
-)
-# Of a fold; told from the start, too.
-STAGES = (
-    "load",
-    "baseline",
-    "target_gradients",
-    "source_gradients",
-    "transfer",
-    "recalibrate",
-    "refine",
-    "evaluate",
-    "publish",
 )
 NO_OUTCOMES: dict[Outcome, int] = {"accepted": 0, "rejected": 0, "failed": 0, "cancelled": 0}
 
@@ -65,7 +55,7 @@ class Totals(BaseModel):
     }
     rejections: dict[str, int] = {"accuracy": 0, "tensors": 0}  # of folds, by what was wrong
     failures: dict[str, int] = dict.fromkeys(COMMON_FAILURES, 0)  # of attempts, by code
-    stages: dict[str, Sum] = {name: Sum() for name in STAGES}  # seconds
+    stages: dict[str, Sum] = {name: Sum() for name in get_args(Stage)}  # seconds
     transferred_share: Spread = Spread()
     resident_bytes: int = 0  # of the worker's own process
     child_peak_bytes: int = 0  # the most that a process of a job ever had

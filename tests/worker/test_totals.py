@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 import pytest
 
-from grasp_core.progress import Stage
+from grasp_core.config import Stage
 from registry.tables import Worker
 from registry.totals import SHARES, Totals
 from registry.tracing import Span
