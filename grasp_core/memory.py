@@ -6,7 +6,6 @@ import mmap
 import os
 import threading
 from pathlib import Path
-from types import TracebackType
 
 import psutil
 import torch
@@ -45,12 +44,7 @@ class PeakMemory:
             self._sampler.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._sampler is None:
             self.bytes = torch.cuda.max_memory_allocated(self._device)
             return

@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from threading import Thread
-from types import TracebackType
 
 Alter = Callable[[int, bytes], bytes | None]  # bytes so far, the next ones; None cuts the line
 
@@ -104,10 +103,5 @@ class Proxy:
     def __enter__(self) -> Proxy:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import httpx
@@ -150,12 +149,7 @@ class Harness:
     def __enter__(self) -> Harness:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """End all; a process that stays is a failure of the test."""
         self.client.close()
         for process in (*self.workers, self.api):
