@@ -84,7 +84,9 @@ class JobRead(Out):
     status: JobStatus
     stage: str | None = Field(examples=["refine"])
     progress: float = Field(ge=0, le=1)
-    metrics: dict[str, Any] = Field(description="Live loss and accuracy; at the end, all figures.")
+    metrics: dict[str, Any] = Field(
+        description="Live loss and accuracy, and `losses` over progress; at the end, all figures."
+    )
     attempts: int
     failures: list[Attempt] = Field(description="Why earlier attempts went wrong.")
     model: str | None

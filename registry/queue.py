@@ -27,6 +27,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import Session, aliased
 
 from registry.bell import Ring, ring_after_commit
+from registry.curves import with_losses
 from registry.errors import Conflict, LeaseLost, NotFound
 from registry.states import ACTIVE, RETRIABLE, JobStatus
 from registry.tables import DeviceClass, Job, Model, Queue, UtcDateTime
@@ -150,8 +151,10 @@ def record_progress(
 ) -> None:
     """Tell how far the running job is. Raises LeaseLost."""
     hold(session, lease)
-    finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
-    values = {"stage": stage, "progress": progress, "metrics": finite}  # JSON has no NaN
+    before = session.scalar(select(Job.metrics).where(Job.id == lease.job_id)) or {}
+    finite = {name: value for name, value in metrics.items() if math.isfinite(value)}  # or no JSON
+    told = with_losses(finite, before, progress)
+    values = {"stage": stage, "progress": progress, "metrics": told}
     change(session, Job, Job.id == lease.job_id, values | bumped())
 
 
@@ -332,6 +335,5 @@ def _start_next(session: Session, queue_id: str, worker_id: str, now: datetime) 
         "worker_id": worker_id,
         "stage": "start",
         "progress": 0.0,
-        "metrics": {},
     }
     return job_id if job_id and move(session, job_id, "running", values) else None

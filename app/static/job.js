@@ -6,7 +6,6 @@ const ENDED = ["succeeded", "rejected", "failed", "cancelled"];
 const AGAIN_MS = 3000;
 const WIDTH = 560;
 const HEIGHT = 160;
-const losses = []; // [progress, loss]
 
 const region = document.getElementById("job");
 if (region?.dataset.events) follow(region.dataset.events);
@@ -37,7 +36,7 @@ function show(job) {
   bar.value = job.progress;
   field("percent", percent(job.progress, 0));
   showStage(job.stage);
-  showMetrics(job);
+  showMetrics(job.metrics);
 }
 
 function showStage(stage) {
@@ -55,21 +54,19 @@ function showStage(stage) {
   field("stage", words ?? "waiting for a worker");
 }
 
-function showMetrics({ progress, metrics }) {
-  if (metrics.loss === undefined) return;
-  if (losses.at(-1)?.[0] !== progress) losses.push([progress, metrics.loss]);
+function showMetrics(metrics) {
   const figure = region.querySelector("figure.live");
-  if (!figure) return;
+  if (!figure || metrics.loss === undefined) return;
   figure.hidden = false;
   field("loss", metrics.loss.toFixed(3));
   field("epoch", metrics.epoch ?? "–");
   const accuracy = metrics.val_accuracy;
   field("val_accuracy", accuracy === undefined ? "–" : percent(accuracy, 1));
-  figure.querySelector("polyline").setAttribute("points", curve());
+  figure.querySelector("polyline").setAttribute("points", curve(metrics.losses));
 }
 
-// Losses over progress, from the first that was heard of to the end of the job.
-function curve() {
+// Losses over progress, from the first to the end of the job.
+function curve(losses) {
   const [[from]] = losses;
   const high = Math.max(...losses.map(([, loss]) => loss));
   const places = losses.map(([at, loss]) => [

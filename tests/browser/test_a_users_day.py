@@ -115,7 +115,11 @@ def test_from_nothing_to_a_version_and_back(
     expect(page.locator("figure.live")).to_be_visible()
     expect(page.locator(".steps [aria-current]")).to_have_text("Refine")
     assert page.locator("progress").evaluate("bar => bar.value") > 0
-    expect(page.locator("figure.live polyline")).to_have_attribute("points", A_LINE)
+    curve = page.locator("figure.live polyline")
+    expect(curve).to_have_attribute("points", A_LINE)
+    with at_rest(empty):
+        page.reload()
+        expect(curve).to_have_attribute("points", A_LINE)  # from its start, not from here on
     comes_to(visitor, "succeeded")
 
     page.get_by_role("link", name="See version 1").click()

@@ -320,7 +320,8 @@ def test_progress_is_kept_and_success_completes_it(world: World) -> None:
     world.progress(lease, "align", 0.25)
 
     running = world.job(job)
-    assert (running.stage, running.progress, running.metrics) == ("align", 0.25, {"loss": 0.75})
+    metrics = {"loss": 0.75, "losses": [[0.25, 0.75]]}
+    assert (running.stage, running.progress, running.metrics) == ("align", 0.25, metrics)
     world.publish(lease, None, "weights")
     assert world.job(job).progress == 1.0
 
