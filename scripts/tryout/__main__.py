@@ -25,8 +25,8 @@ def main() -> None:
     places = fresh_clones() if given.clone else linked_trees()
     try:
         for page, folder in zip(given.pages, places, strict=False):
-            Reader(ROOT / page, folder).read()
-            print(f"{page}: everything is as printed")
+            commands = Reader(ROOT / page, folder).read()
+            print(f"{page}: all {commands} commands do as printed")
     except Differs as difference:
         sys.exit(str(difference))
     finally:

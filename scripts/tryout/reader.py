@@ -31,8 +31,9 @@ class Reader:
         self._environment = _environment(self._address) | _like_a_terminal(folder)
         self._memory = Memory()
 
-    def read(self) -> None:
-        """Raises Differs, with the page's name and line, at the first thing that is not so."""
+    def read(self) -> int:
+        """How many commands were as printed. Raises Differs, with name and line, at the first that
+        is not."""
         plan = steps(self._page.read_text())
         with ExitStack() as stack:
             shell = stack.enter_context(Shell(self._folder, self._environment))
@@ -42,6 +43,7 @@ class Reader:
                 elif isinstance(step, Command):
                     self._tell(f"{self._page.name}:{step.line}: {step.text}")
                     self._do(step, following, shell, stack)
+        return sum(isinstance(step, Command) for step in plan)
 
     def _do(
         self, step: Command, following: Command | File | None, shell: Shell, stack: ExitStack

@@ -184,8 +184,13 @@ def test_reports_of_other_shapes_break_no_page(world: World) -> None:
     world.ready_model()
     world.fold(1)
     world.fold(2)
-    for path in ("", "/versions/1", "/versions/2", "/compare?a=1&b=2"):
-        page(world, f"/ui/models/merged{path}")
+    for path, heading in (
+        ("", "merged"),
+        ("/versions/1", "merged, version 1"),
+        ("/versions/2", "merged, version 2"),
+        ("/compare?a=1&b=2", "Version 1 and version 2"),
+    ):
+        assert f"<h1>{heading}" in page(world, f"/ui/models/merged{path}")
 
 
 def test_a_large_network_with_a_long_history_stays_light(

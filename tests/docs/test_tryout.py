@@ -84,15 +84,15 @@ def test_an_id_stands_for_the_one_that_came_instead() -> None:
     assert not memory.compare(JOB, JOB)
 
 
-def read(folder: Path, text: str) -> None:
+def read(folder: Path, text: str) -> int:
     (folder / "page.md").write_text(text)
-    Reader(folder / "page.md", folder, tell=lambda _: None).read()
+    return Reader(folder / "page.md", folder, tell=lambda _: None).read()
 
 
 def test_commands_share_a_shell(tmp_path: Path) -> None:
     written = '```text title="note.txt"\nhello\n```'
 
-    read(
+    commands = read(
         tmp_path,
         page(
             written,
@@ -100,6 +100,8 @@ def test_commands_share_a_shell(tmp_path: Path) -> None:
             console("$ false\n$ echo $?\n1\n$ cat\n$ printf 'no newline'\nno newline"),
         ),
     )
+
+    assert commands == 7
 
 
 def test_the_address_of_the_page_is_the_services(tmp_path: Path) -> None:
