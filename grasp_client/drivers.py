@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, closing
@@ -101,16 +102,16 @@ class AsyncWire:
 
 def build_request(http: httpx.Client | httpx.AsyncClient, call: Call) -> httpx.Request:
     headers = {**call.headers, **(call.body.headers if call.body is not None else {})}
-    timeout = http.timeout.as_dict()
-    if call.read_timeout is not None:
-        timeout["read"] = call.read_timeout
+    timeouts = {
+        step: min(s or math.inf, call.timeout) for step, s in http.timeout.as_dict().items()
+    }
     request = http.build_request(
         call.method,
         call.path,
         params=call.params or None,
         headers=headers,
         json=call.json,
-        timeout=httpx.Timeout(**timeout),
+        timeout=httpx.Timeout(**timeouts),
     )
     if call.body is not None:
         request.stream = call.body

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import time
 from dataclasses import dataclass
@@ -54,19 +55,22 @@ class Tries:
         self._client = client
         self._until = 0.0
 
-    def pause(self, error: GraspError, *, passing: bool = False) -> Plan[None]:
+    def pause(
+        self, error: GraspError, *, passing: bool = False, until: float = math.inf
+    ) -> Plan[None]:
         """Wait for the next try. Raises the error if it will not pass, or has not for too long.
 
-        `passing`: this one is known to pass, whatever it is.
+        `passing`: this one is known to pass, whatever it is. `until`: when the pause ends
+        at the latest.
         """
         now = time.monotonic()
         if not self.failed:
             self._until = now + self._client.patience
         self.failed += 1
         seconds = self._seconds(error, passing)
-        if seconds is None or now + seconds > self._until:
+        if seconds is None or min(now + seconds, until) > self._until:
             raise error
-        yield Sleep(seconds)
+        yield Sleep(max(0.0, min(seconds, until - now)))
 
     def progress(self) -> None:
         """Things go on: patience begins anew."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from datetime import datetime
@@ -10,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from grasp_client.errors import JobCancelled, JobFailed, JobRejected, JobUnfinished
-from grasp_client.events import SILENCE_S, Follower
+from grasp_client.events import Follower
 from grasp_client.exchange import ask
 from grasp_client.plans import Bound, C, Call, Plan, Tell, Telling, at, operation, stream
 from grasp_client.records import Record, get, list_all, read
@@ -141,7 +142,7 @@ class Jobs(Bound[C]):
         """The job once it has succeeded; `progress` is called with its states until then.
 
         Raises JobFailed, JobRejected or JobCancelled if it did not succeed, and JobUnfinished
-        after `timeout` seconds, which is looked at every 15 seconds at least.
+        after `timeout` seconds.
         """
         return wait_for(self._client, job, progress, timeout)
 
@@ -198,18 +199,15 @@ def wait_for(
     progress: Callable[[Job[C]], object] | None = None,
     timeout: float | None = None,
 ) -> Plan[Job[C]]:
-    follower = Follower(client, job)
-    until = None if timeout is None else time.monotonic() + timeout
+    follower = Follower(client, job, math.inf if timeout is None else time.monotonic() + timeout)
     while True:
-        left = SILENCE_S if until is None else until - time.monotonic()
-        if left <= 0:
+        state = yield from follower.next()
+        if state is not None:
+            found = read(Job, client, state)
+            if progress is not None:
+                progress(found)
+            if found.ended:
+                found.require_success()
+                return found
+        if follower.left <= 0:
             raise JobUnfinished(f"job {job} has not ended within {timeout:g} seconds")
-        state = yield from follower.next(silence=min(left, SILENCE_S))
-        if state is None:
-            continue
-        found = read(Job, client, state)
-        if progress is not None:
-            progress(found)
-        if found.ended:
-            found.require_success()
-            return found

@@ -17,6 +17,7 @@ checkers see the right one of the two, with the plan's own parameters.
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial, update_wrapper
@@ -59,7 +60,7 @@ class Call:
     headers: Mapping[str, str] = field(default_factory=dict)
     json: Any = None
     body: FileBody | None = None
-    read_timeout: float | None = None  # another than the client's
+    timeout: float = math.inf  # where it is shorter than the client's
 
 
 @dataclass(frozen=True)
