@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from grasp_client.bodies import Progress
+from grasp_client.bodies import Progress, form, sha256_of
 from grasp_client.downloads import download
 from grasp_client.exchange import ask
 from grasp_client.jobs import Job, JobHandle, JobProblem, wait_for
-from grasp_client.plans import Bound, C, Call, Plan, at, operation
+from grasp_client.plans import Bound, C, Call, Do, Plan, at, operation
 from grasp_client.records import Record, get, list_all, read
+from grasp_client.sending import existing_file
 
 
 class Model(Record[C]):
@@ -80,21 +82,34 @@ class Models(Bound[C]):
         target: str,
         classes: Sequence[str] | None = None,
         image_size: int | None = None,
+        preprocessing: Mapping[str, Any] | None = None,
         merge: Mapping[str, Any] | None = None,
+        weights: str | Path | None = None,
+        progress: Progress | None = None,
         **options: Any,
     ) -> Plan[Model[C]]:
-        """Make a model of a timm architecture; `options` are further fields of POST /models."""
+        """Make a model of a timm architecture; `options` are further fields of POST /models.
+
+        `weights` is a safetensors file to begin from: the first source, folded before any other.
+        """
         given = {
             "name": name,
             "architecture": architecture,
             "target": target,
             "classes": list(classes) if classes else None,
             "image_size": image_size,
+            "preprocessing": preprocessing,
             "merge": merge,
             **options,
         }
         said = {key: value for key, value in given.items() if value is not None}
-        answer = yield from ask(self._client, Call("POST", "/models", json=said))
+        call = Call("POST", "/models", json=said)
+        if weights is not None:
+            file = existing_file(weights)
+            digest = yield Do(lambda: sha256_of(file))
+            body = form(file, {"model": json.dumps(said), "sha256": digest}, progress)
+            call = Call("POST", "/models", body=body)
+        answer = yield from ask(self._client, call)
         return read(Model, self._client, answer.json()["model"])
 
     @operation

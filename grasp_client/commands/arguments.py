@@ -50,6 +50,15 @@ Settings = Annotated[
         "--set", help="A merge parameter: tau=0.3 or refine.epochs=4.", metavar="NAME=VALUE"
     ),
 ]
+Preprocess = Annotated[
+    list[str],
+    typer.Option(
+        help="How images are prepared, if not as the architecture does: crop_pct=1.0.",
+        metavar="NAME=VALUE",
+    ),
+]
+ImageSize = Annotated[int | None, typer.Option(min=8, help="Side in pixels.")]
+Seed = Annotated[int | None, typer.Option(min=0, help="Of all random choices.")]
 
 
 def parse_classes(text: str | None) -> list[str] | None:
@@ -65,7 +74,7 @@ def parse_classes(text: str | None) -> list[str] | None:
 
 
 def parse_settings(
-    pairs: list[str], given_before: Mapping[str, Any] | None = None
+    pairs: list[str], given_before: Mapping[str, Any] | None = None, *, option: str = "--set"
 ) -> dict[str, Any]:
     """`refine.epochs=4` becomes {"refine": {"epochs": 4}}, added to what was given before."""
     merge: dict[str, Any] = copy.deepcopy(dict(given_before or {}))
@@ -76,7 +85,7 @@ def parse_settings(
         for part in outer:
             inside = inside.setdefault(part, {}) if isinstance(inside, dict) else None
         if not (given and name and isinstance(inside, dict)):
-            raise typer.BadParameter(f"{pair!r} is not NAME=VALUE", param_hint="--set")
+            raise typer.BadParameter(f"{pair!r} is not NAME=VALUE", param_hint=option)
         inside[name] = _value(value)
     return merge
 

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 from pydantic import BaseModel, ValidationError
 
-from grasp_client.commands.arguments import ClassNames, Settings, parse_classes, parse_settings
+from grasp_client.commands.arguments import (
+    ClassNames,
+    ImageSize,
+    Preprocess,
+    Seed,
+    Settings,
+    parse_classes,
+    parse_settings,
+)
 from grasp_client.commands.session import NOT_DONE, AsJson, Output, in_words
 from grasp_client.commands.waiting import INTERRUPTED
 from grasp_client.local import convert_file, needing
@@ -64,15 +72,13 @@ def merge(
         str | None,
         typer.Option(help="Of the sources, where they have others.", metavar="NAMES"),
     ] = None,
-    image_size: Annotated[int | None, typer.Option(min=8, help="Side in pixels.")] = None,
-    preprocess: Annotated[
-        list[str], typer.Option(help="How images are prepared: crop_pct=1.0.", metavar="NAME=VALUE")
-    ] = [],  # noqa: B006 - typer copies it
+    image_size: ImageSize = None,
+    preprocess: Preprocess = [],  # noqa: B006 - typer copies it
     config: Annotated[
         Path | None, typer.Option(**FILE, help="JSON with merge parameters; --set adds to them.")
     ] = None,
     settings: Settings = [],  # noqa: B006
-    seed: Annotated[int | None, typer.Option(min=0, help="Of all random choices.")] = None,
+    seed: Seed = None,
     device: Annotated[
         str, typer.Option(envvar="GRASP_DEVICE", help="auto, cpu, cuda, cuda:1, mps.")
     ] = "auto",
@@ -222,7 +228,8 @@ def _parameters(
 
 def _overrides(pairs: list[str], image_size: int | None) -> PreprocessingOverrides:
     size = {} if image_size is None else {"image_size": image_size}
-    return _checked(PreprocessingOverrides, "--preprocess", parse_settings(pairs) | size)
+    given = parse_settings(pairs, option="--preprocess")
+    return _checked(PreprocessingOverrides, "--preprocess", given | size)
 
 
 def _checked(kind: type[Values], option: str, values: dict[str, Any]) -> Values:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from grasp_client.commands.arguments import (
     ClassNames,
+    ImageSize,
     Limit,
     ModelName,
+    Preprocess,
+    Seed,
     Settings,
     Wait,
     Yes,
@@ -71,29 +75,45 @@ def create_model(
         typer.Option("--target", "-t", help="Name or id of it.", autocompletion=complete_target),
     ],
     classes: ClassNames = None,
-    image_size: Annotated[int | None, typer.Option(min=8, help="Side in pixels.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Of all random choices.")] = None,
-    settings: Settings = [],  # noqa: B006 - typer copies it
+    image_size: ImageSize = None,
+    preprocess: Preprocess = [],  # noqa: B006 - typer copies it
+    weights: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            help="Safetensors to begin from: the first source, folded before any other.",
+        ),
+    ] = None,
+    seed: Seed = None,
+    settings: Settings = [],  # noqa: B006
     keep_versions: KeepVersions = None,
     keep_sources: KeepSources = None,
     queue: Queue = None,
     wait: Wait = False,
 ) -> None:
     """Create a model; a job prepares it."""
-    made = session.grasp.models.create(
-        name,
-        architecture=architecture,
-        target=target,
-        classes=parse_classes(classes),
-        image_size=image_size,
-        merge=parse_settings(settings) or None,
-        seed=seed,
-        **_options(keep_versions, keep_sources, queue),
-    )
-    if wait:
-        watch_jobs(session, {made.job.id: name})
-    else:
+    from grasp_client.commands.bars import transfer_bar
+
+    with transfer_bar(session, name) as progress:
+        made = session.grasp.models.create(
+            name,
+            architecture=architecture,
+            target=target,
+            classes=parse_classes(classes),
+            image_size=image_size,
+            preprocessing=parse_settings(preprocess, option="--preprocess") or None,
+            merge=parse_settings(settings) or None,
+            weights=weights,
+            progress=progress,
+            seed=seed,
+            **_options(keep_versions, keep_sources, queue),
+        )
+    if not wait:
         session.give_line(made, f"{made.name}: {made.status}, {made.job.id}")
+        return
+    first = session.grasp.sources.list(model=made.id) if weights else []
+    watch_jobs(session, {made.job.id: name} | {each.job.id: each.name for each in first})
 
 
 @models.command("update")

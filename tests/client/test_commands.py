@@ -218,13 +218,26 @@ class TestModels:
             *("--classes", "F,M", "--image-size", "64", "--seed", "3", "--queue", "cpu"),
             *("--set", "tau=0.1", "--set", "refine.epochs=4", "--set", "granularity=channel"),
             *("--keep-versions", "2", "--keep-sources"),
+            *("--preprocess", "crop_pct=1.0", "--preprocess", "mean=[0.1,0.2,0.3]"),
         )
 
         assert (made["classes"], made["image_size"], made["seed"]) == (["F", "M"], 64, 3)
+        assert made["preprocessing"]["crop_pct"] == 1.0
+        assert made["preprocessing"]["mean"] == [0.1, 0.2, 0.3]
         assert (made["queue"], made["keep_versions"], made["keep_sources"]) == ("cpu", 2, True)
         merge = made["merge"]
         assert (merge["tau"], merge["granularity"]) == (0.1, "channel")
         assert merge["refine"]["epochs"] == 4
+
+    def test_one_that_begins_from_weights(self, run: Run, world: World, source: Path) -> None:
+        world.ready_target()
+        with working(world):
+            result = run(
+                *("models", "create", "merged", "-a", "tiny", "-t", "faces"),
+                *("--weights", source, "--wait"),
+            )
+
+        assert result.stdout == "merged: done\ninitial: version 1\n"
 
     def test_changes(self, json_of: JsonOf, run: Run, model: str) -> None:
         run("models", "update", model, "--keep-versions", "2", "--queue", "gpu", "--keep-sources")
@@ -246,6 +259,11 @@ class TestModels:
         words = [word for pair in given.split() for word in ("--set", pair)]
 
         assert "is not NAME=VALUE" in run("models", "update", model, *words, code=2).stderr
+
+    def test_the_option_that_is_wrong_is_named(self, run: Run) -> None:
+        words = ("models", "create", "m", "-a", "tiny", "-t", "faces", "--preprocess", "crop")
+
+        assert "--preprocess" in run(*words, code=2).stderr
 
     def test_a_value_that_is_refused_is_named(self, run: Run, model: str) -> None:
         result = run("models", "update", model, "--set", "refine.epochs=-1", code=1)

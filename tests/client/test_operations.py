@@ -105,6 +105,26 @@ def test_a_model_from_its_making_to_its_end(grasp: Grasp, world: World) -> None:
         grasp.models.get("merged")
 
 
+def test_a_model_that_begins_from_weights(g: Any, world: World, source: Path) -> None:
+    world.ready_target("faces")
+    seen: list[tuple[int, int]] = []
+
+    model = g.models.create(
+        "merged",
+        architecture="tiny",
+        target="faces",
+        preprocessing={"grayscale": True},
+        weights=source,
+        progress=lambda done, total: seen.append((done, total)),
+    )
+
+    size = source.stat().st_size
+    [first] = g.sources.list(model=model.id)
+    assert (first.name, first.sha256) == ("initial", sha256(source.read_bytes()))
+    assert model.preprocessing["grayscale"] is True
+    assert seen == [(size, size)]
+
+
 def test_a_source_is_pushed_folded_and_pulled(
     g: Any, world: World, source: Path, tmp_path: Path
 ) -> None:
