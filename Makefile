@@ -59,10 +59,10 @@ prove: $(READY) ## The long forms of the proofs on PostgreSQL, Redis and S3, for
 	OMP_NUM_THREADS=1 GRASP_LONG=1 $(BIN)/pytest -m long tests/proofs
 
 .PHONY: bench
-bench: $(READY) ## Measure folds, downloads and the API's start (DATA=path for your own images)
+bench: $(READY) ## Measure folds, uploads, downloads and the API's start (DATA=path for your own images)
 	@set -e; for script in bench/fold_memory.py bench/fold_speed.py; do \
 		echo "== $$script"; $(BIN)/python $$script $(if $(DATA),--data "$(DATA)"); done; \
-	for script in bench/download_speed.py bench/api_start.py; do \
+	for script in bench/upload_speed.py bench/download_speed.py bench/api_start.py; do \
 		echo "== $$script"; $(BIN)/python $$script; done
 
 .PHONY: format

@@ -16,12 +16,8 @@ import argparse
 import hashlib
 import os
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -32,6 +28,7 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
 from app.downloads import send_file
+from bench.servers import COLUMNS, Server, serving
 from registry.integrity import Verifier
 
 LIMIT = 0.5  # seconds of send_file / seconds of FileResponse: at least twice as fast
@@ -59,39 +56,6 @@ def application() -> Starlette:
     return Starlette(routes=[Route(f"/{name}", route) for name, route in routes.items()])
 
 
-@dataclass
-class Server:
-    """A uvicorn process that is asked for one of the three, and what that took."""
-
-    name: str
-    port: int
-    process: int
-    seconds: list[float] = field(default_factory=list)
-    processor_seconds: list[float] = field(default_factory=list)
-
-    def download(self, size: int) -> None:
-        before, begin = self._processor_seconds(), time.perf_counter()
-        received = fetch(self.port, f"/{self.name}")
-        self.seconds.append(time.perf_counter() - begin)
-        self.processor_seconds.append(self._processor_seconds() - before)
-        assert received > size, f"{self.name} sent {received} bytes of {size}"
-
-    def peak_mib(self) -> float:
-        status = Path(f"/proc/{self.process}/status").read_text()
-        return int(status.partition("VmHWM:")[2].split()[0]) / 1024
-
-    def _processor_seconds(self) -> float:
-        fields = Path(f"/proc/{self.process}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # user + system
-
-    def row(self, size: int) -> tuple[str, ...]:
-        speeds = [size / 1e6 / seconds for seconds in self.seconds]
-        per_gb = sum(self.processor_seconds) / len(self.processor_seconds) / size * 1e9
-        numbers = (median(speeds), min(speeds), max(speeds))
-        figures = (f"{number:.0f}" for number in numbers)
-        return (self.name, *figures, f"{per_gb:.2f}", f"{self.peak_mib():.0f}")
-
-
 def fetch(port: int, path: str) -> int:
     """The number of bytes of the whole answer, headers included."""
     buffer, received = bytearray(MIB), 0
@@ -102,35 +66,21 @@ def fetch(port: int, path: str) -> int:
     return received
 
 
-@contextmanager
-def serving(name: str, file: Path) -> Iterator[Server]:
-    """A server that listens already: it inherits the socket."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        command = [sys.executable, "-m", "uvicorn", "--factory", "bench.download_speed:application"]
-        command += ["--fd", str(listening.fileno()), "--loop", "uvloop", "--http", "httptools"]
-        command += ["--log-level", "warning", "--lifespan", "off"]
-        process = subprocess.Popen(
-            command, pass_fds=[listening.fileno()], env={**os.environ, FILE: str(file)}
-        )
-        try:
-            yield Server(name, listening.getsockname()[1], process.pid)
-        finally:
-            process.terminate()
-            process.wait()
-
-
 def measure(size: int, turns: int) -> list[Server]:
     with TemporaryDirectory(prefix="grasp-bench-") as folder, ExitStack() as stack:
         file = write_file(Path(folder), size)
         names = ("FileResponse", "send_file", "verified")
-        servers = [stack.enter_context(serving(name, file)) for name in names]
+        factory, environment = "bench.download_speed:application", {FILE: str(file)}
+        servers = [stack.enter_context(serving(name, factory, environment)) for name in names]
         for server in servers:  # warm up, also the page cache
             begin = time.perf_counter()
             fetch(server.port, f"/{server.name}")
             first = time.perf_counter() - begin
         for _ in range(turns):
             for server in servers:
-                server.download(size)
+                with server.turn():
+                    received = fetch(server.port, f"/{server.name}")
+                assert received > size, f"{server.name} sent {received} bytes of {size}"
         report(servers, size)
         print(f"\nthe first download, with the verification: {first:.2f} s")
     return servers
@@ -153,7 +103,7 @@ def report(servers: list[Server], size: int) -> None:
 
     print_table(
         f"Downloads of {size // MIB} MiB, {len(servers[0].seconds)} turns",
-        ("", "MB/s", "slowest", "fastest", "processor s/GB", "peak MiB"),
+        COLUMNS,
         [server.row(size) for server in servers],
     )
 
