@@ -5,6 +5,7 @@ Loaded by the commands that need it; nothing else of this package imports grasp_
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,9 +18,9 @@ from grasp_core.errors import GraspError as CoreError
 
 if TYPE_CHECKING:
     from grasp_client import Model
-    from grasp_core.config import ModelSpec
 
 CONVERTED = frozenset({".pt", ".pth", ".ckpt", ".bin"})
+UNLIKELY = 7919  # outputs: no other tensor of a head has as many rows
 
 
 @contextmanager
@@ -45,13 +46,51 @@ def as_safetensors(path: Path, model: Model, classes: Sequence[str] | None) -> I
 
 
 def convert_file(
-    path: Path, output: Path, spec: ModelSpec | None, classes: Sequence[str] | None, *, ema: bool
+    path: Path,
+    output: Path,
+    architecture: str | None,
+    classes: tuple[str, ...] | None,
+    *,
+    ema: bool,
 ) -> str:
     """Write a torch file's weights as safetensors; return the sha256. Raises GraspError."""
     with needing("worker", "converting"):
-        from grasp_core import convert_checkpoint
+        from grasp_core import ModelSpec, convert_checkpoint
 
+        if architecture and not classes:
+            return _convert_unnamed(path, output, architecture, ema=ema)
+        spec = ModelSpec(architecture=architecture, classes=classes) if architecture else None
         return convert_checkpoint(path, output, spec=spec, classes=classes, ema=ema)
+
+
+def _convert_unnamed(path: Path, output: Path, architecture: str, *, ema: bool) -> str:
+    """As this architecture, with as many outputs as the file has; what they mean, nobody knows."""
+    from grasp_core import (
+        Checkpoint,
+        ModelSpec,
+        convert_checkpoint,
+        make_manifest,
+        write_checkpoint,
+    )
+
+    def spec(count: int) -> ModelSpec:
+        return ModelSpec(architecture=architecture, classes=tuple(map(str, range(count))))
+
+    asked = spec(UNLIKELY)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as folder:
+        checked = Path(folder, "checked")
+        try:
+            convert_checkpoint(path, checked, spec=asked, ema=ema)
+        except CheckpointMismatch as error:
+            heads = make_manifest(asked).heads() & error.mismatches.wrong_shape.keys()
+            counts = {error.mismatches.wrong_shape[name][1][0] for name in heads}
+            if len(counts) != 1:
+                raise
+            convert_checkpoint(path, checked, spec=spec(counts.pop()), ema=ema)
+        weights = Checkpoint(checked)
+        info = weights.info.model_copy(update={"classes": None})
+        return write_checkpoint(output, weights, info)
 
 
 def export_folder(weights: Path, folder: Path, name: str, report: Mapping[str, Any]) -> None:
@@ -70,7 +109,7 @@ def needing(extras: str, work: str) -> Iterator[None]:
     except CoreError as error:
         problem: dict[str, Any] = {"code": error.code, "detail": error.message, "hint": error.hint}
         if isinstance(error, CheckpointMismatch):
-            problem["mismatches"] = error.mismatches._asdict()
+            problem["mismatches"] = json.loads(json.dumps(error.mismatches._asdict()))
         raise refusal(422, problem) from error
     except ImportError as error:
         raise GraspError(

@@ -194,19 +194,15 @@ def convert(
 ) -> None:
     """Write a checkpoint's weights as safetensors, without running what it pickled."""
     names = _names(classes)
-    if architecture and not names:
-        raise typer.BadParameter(
-            "its outputs are compared too: name them with --classes", param_hint="--architecture"
-        )
-    values = {"architecture": architecture, "classes": names}
-    spec = _checked(ModelSpec, "--classes", values) if architecture else None
+    if architecture and names:
+        _checked(ModelSpec, "--classes", {"architecture": architecture, "classes": names})
     path = output or checkpoint
     if path.is_dir():
         path /= checkpoint.name
     if output is None or output.is_dir():
         path = path.with_suffix(".safetensors")
     with in_words():
-        sha256 = convert_file(checkpoint, path, spec, names, ema=ema)
+        sha256 = convert_file(checkpoint, path, architecture, names, ema=ema)
     result = {"path": str(path), "size": path.stat().st_size, "sha256": sha256}
     Output(as_json).give_line(result, str(path))
 

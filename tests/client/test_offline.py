@@ -258,6 +258,16 @@ def test_it_is_converted_into_a_folder_and_says_what_it_is(files: Path, tmp_path
     assert (file.info.architecture, file.info.classes) == (SPEC.architecture, CLASSES)
 
 
+def test_outputs_without_names_are_counted(files: Path, tmp_path: Path) -> None:
+    convert(files / "b.pt", tmp_path / "out", "-a", SPEC.architecture)
+
+    file = Checkpoint(tmp_path / "out")
+    assert (file.info.architecture, file.info.classes) == (SPEC.architecture, None)
+    assert file.info.preprocessing is not None
+    assert file["classifier.bias"].shape == (len(CLASSES),)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
@@ -265,7 +275,10 @@ def test_it_is_converted_into_a_folder_and_says_what_it_is(files: Path, tmp_path
         (["merge.json", "out"], 1, "merge.json is not a torch checkpoint"),
         (["b.pt", "out", "-a", "test_vit", "--classes", "a,b"], 1, "b.pt is not a test_vit"),
         (["b.pt", "out", "-a", "test_resne", "--classes", "a"], 1, "did you mean test_resnet"),
-        (["b.pt", "out", "-a", "test_vit"], 2, "name them with --classes"),
+        (["b.pt", "out", "-a", "test_vit"], 1, "b.pt is not a test_vit"),
+        (["b.pt", "out", "-a", "test_resnet"], 1, "b.pt is not a test_resnet"),
+        (["b.pt", "out", "-a", SPEC.architecture, "--classes", "a,b"], 1, "[3] instead of [2]"),
+        (["b.pt", "out", "-a", SPEC.architecture, "--classes", "a,b,a"], 2, "twice: a"),
     ],
 )
 def test_what_cannot_be_converted(
