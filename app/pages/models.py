@@ -13,8 +13,9 @@ from app.charts import sparkline
 from app.pages.jobs import tasks
 from app.pages.lineage import accuracy, accuracy_chart, class_table, load_lineage
 from app.pages.origins import Origins, origins
+from app.pages.parameters import fields
 from app.pages.rendering import PageDep
-from app.pages.reports import Ancestry, flat, read_report, source_names
+from app.pages.reports import Ancestry, read_report, source_names
 from app.pages.words import percent
 from app.schemas import Cursor, JobRead, ModelRead, Reference, SourceRead
 from app.service import ServiceDep
@@ -120,13 +121,14 @@ def _spark(name: str, history: Sequence[float]) -> Markup | None:
 def show_model_page(model: Reference, service: ServiceDep, page: PageDep) -> HTMLResponse:
     with service.database.read() as session:
         row = find_named(session, Model, page.caller.owner, model)
+        shown = show_model(row)
         entries = load_lineage(session, row)
         jobs = list_page(
             session, Job, row.owner, [Job.model_id == row.id], limit=MOST_ROWS, cursor=None
         )
         return page.show(
             "model.html",
-            model=show_model(row),
+            model=shown,
             target=show_target(session.get_one(Target, row.target_id)),
             entries=entries,
             newest=entries[-1] if entries else None,
@@ -136,7 +138,7 @@ def show_model_page(model: Reference, service: ServiceDep, page: PageDep) -> HTM
             sources=_sources(session, row),
             tasks=tasks(session, jobs.items),
             waiting=_queues(session, [row.id])[0].get(row.id, 0),
-            parameters=flat(row.merge),
+            parameters=fields(shown.merge),
         )
 
 

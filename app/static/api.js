@@ -25,11 +25,11 @@ export class Problem extends Error {
   }
 }
 
-export async function post(path, body) {
+export async function send(method, path, body) {
   let response;
   try {
     response = await fetch(path, {
-      method: "POST",
+      method,
       headers: { "Content-Type": "application/json", "Idempotency-Key": token() },
       body: body === undefined ? undefined : JSON.stringify(body),
     });

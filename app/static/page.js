@@ -1,6 +1,6 @@
 // What every page has: regions that keep themselves up to date, buttons that act, small forms.
 
-import { describe, post } from "./api.js";
+import { describe, send } from "./api.js";
 
 const BUSY_MS = 2000; // while something runs or waits
 const IDLE_MS = 5000;
@@ -10,12 +10,16 @@ const IDLE_MS = 5000;
 const regions = [...document.querySelectorAll("[data-live]")];
 const shown = new Map(regions.map((region) => [region, region.innerHTML]));
 
-export async function refresh() {
+export async function fetchPage() {
   const response = await fetch(location.href, { headers: { Accept: "text/html" } });
-  if (!response.ok || response.redirected) return;
-  const fresh = new DOMParser().parseFromString(await response.text(), "text/html");
+  if (!response.ok || response.redirected) return null;
+  return new DOMParser().parseFromString(await response.text(), "text/html");
+}
+
+export async function refresh() {
+  const fresh = await fetchPage();
   for (const region of regions) {
-    const other = fresh.getElementById(region.id);
+    const other = fresh?.getElementById(region.id);
     if (other && other.innerHTML !== shown.get(region)) replace(region, other);
   }
 }
@@ -65,7 +69,7 @@ document.addEventListener("click", async (event) => {
   const { post: path, body, done, then } = button.dataset;
   button.disabled = true;
   try {
-    await post(path, body && JSON.parse(body));
+    await send("POST", path, body && JSON.parse(body));
     if (then) {
       location.assign(then);
     } else {
@@ -108,7 +112,7 @@ for (const form of document.querySelectorAll("form[data-json]")) {
     const outcome = form.querySelector(".outcome");
     outcome.replaceChildren();
     try {
-      const created = await post(form.dataset.json, values(form));
+      const created = await send("POST", form.dataset.json, values(form));
       location.assign(`/ui/jobs/${created.job.id}`);
     } catch (problem) {
       outcome.replaceChildren(describe(problem));

@@ -6,6 +6,7 @@ import re
 import pytest
 
 from app.pages.lineage import MOST_VERSIONS
+from app.pages.reports import flat
 from registry.tables import Job, Model, Target, utc_now
 from registry.transitions import change
 from registry.versions import FoldResult, record_trial
@@ -62,6 +63,20 @@ def test_a_model_shows_its_lineage_and_where_it_came_from(filled: tuple[World, S
     ]
     assert bodies == [{"version": number} for number in (3, 2, 1)]
     assert "refine.epochs" in text
+
+
+def test_merge_parameters_are_fields_for_those_who_may_change_them(
+    filled: tuple[World, Story],
+) -> None:
+    world, story = filled
+    merge = world.client.get("/models/merged/info").json()["merge"]
+    outline = Outline(page(world, "/ui/models/merged"))
+    assert {"data-merge": f"/models/{story.model}", "autocomplete": "off"} in outline.all("form")
+    named = [tag for tag in (*outline.all("input"), *outline.all("select")) if "data-kept" in tag]
+    assert {tag["name"] for tag in named} == flat(merge).keys() - {"method", "device"}
+    readers = page(world, "/ui/models/merged", headers=world.key("local", "read"))
+    assert "data-merge" not in readers
+    assert "<dt>refine.epochs</dt><dd>3</dd>" in readers
 
 
 def test_a_versions_report_has_all_its_parts(filled: tuple[World, Story]) -> None:

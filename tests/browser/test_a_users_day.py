@@ -218,6 +218,42 @@ def test_a_name_that_is_taken_is_told_beside_the_form(visitor: Visitor, model: s
     expect(visitor.page.locator(".outcome")).to_contain_text("name_taken")
 
 
+def test_merge_parameters_are_changed_for_later_folds(
+    visitor: Visitor, empty: Harness, model: str
+) -> None:
+    page = visitor.page
+    visitor.visit(f"/ui/models/{model}#parameters")
+    change = page.get_by_role("button", name="Change the parameters")
+    before = empty.client.get(f"/models/{model}/info").json()["merge"]
+
+    page.get_by_label("gate.max_drop").fill("2")
+    change.click()
+    expect(page.locator(".outcome")).to_contain_text("merge.gate.max_drop: Input should be less")
+    assert empty.client.get(f"/models/{model}/info").json()["merge"] == before
+
+    page.get_by_label("gate.max_drop").fill("0.1")
+    page.get_by_label("tau", exact=True).fill("0.25")
+    page.get_by_label("refine.patience").fill("2")
+    page.get_by_label("refine.augmentation.flip").select_option("false")
+    change.click()
+    visitor.sees("Later folds use these parameters.")
+    expect(page.locator(".outcome")).to_be_empty()
+    expected = before | {
+        "tau": 0.25,
+        "gate": before["gate"] | {"max_drop": 0.1},
+        "refine": before["refine"]
+        | {"patience": 2, "augmentation": before["refine"]["augmentation"] | {"flip": False}},
+    }
+    assert empty.client.get(f"/models/{model}/info").json()["merge"] == expected
+
+    page.get_by_label("preset").select_option("paper")
+    page.get_by_label("refine.patience").fill("")
+    change.click()
+    expect(page.get_by_label("alignment_batches")).to_have_value("1")
+    expect(page.get_by_label("refine.patience")).to_have_value("")
+    assert empty.client.get(f"/models/{model}/info").json()["merge"]["tau"] == 0.3
+
+
 def test_a_server_that_is_away_is_told_and_waited_for(
     visitor: Visitor, empty: Harness, model: str
 ) -> None:
@@ -243,5 +279,5 @@ def test_other_pages_follow_what_happens(visitor: Visitor, empty: Harness, model
     )
     assert answer.status_code == 202
     expect(visitor.page.locator(".versions")).to_contain_text("elsewhere", timeout=60_000)
-    expect(visitor.page.locator(".parameters").first).to_be_visible()
+    expect(visitor.page.get_by_label("refine.epochs")).to_be_visible()
     assert visitor.complaints == []
