@@ -15,7 +15,7 @@ from app.show import show_version
 from registry.tables import Model, Source, Version
 
 MOST_VERSIONS = 100  # on a chart and in a table; the API lists all
-MOST_COLUMNS = 12
+MOST_COLUMNS = 10
 MOST_CLASSES = 25
 STRENGTH = 2.5  # of colours: an accuracy of 60 % has the strongest
 

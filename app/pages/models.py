@@ -53,7 +53,7 @@ def show_models(service: ServiceDep, page: PageDep, cursor: Cursor = None) -> HT
             "models.html",
             cards=_cards(session, found.items),
             next_cursor=found.next_cursor,
-            targets=[show_target(target) for target in targets],
+            targets=[show_target(target) for target in targets if target.status != "failed"],
         )
 
 

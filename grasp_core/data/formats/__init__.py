@@ -35,7 +35,7 @@ def recognise(path: Path, limits: Limits) -> Format:
         if known.matches(path, limits):
             return known
     layouts = "; ".join(known.layout for known in FORMATS)
-    raise TargetError(f"{path} is {_describe(path)}", hint=f"accepted are {layouts}")
+    raise TargetError(f"the target is {_describe(path)}", hint=f"accepted are {layouts}")
 
 
 def _describe(path: Path) -> str:
