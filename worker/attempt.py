@@ -63,7 +63,10 @@ class Attempt:
     _trial: bool = False  # publishes nothing
 
     def run(self) -> None:
-        """Bring the attempt to an end, whatever happens; of a lost one nothing is kept."""
+        """Bring the attempt to an end, whatever happens; of a lost one nothing is kept.
+
+        Raises StorageError, the job handed back, if the store does not answer at all.
+        """
         try:
             self._run()
         except (LeaseLost, NoResultFound) as error:
@@ -79,7 +82,7 @@ class Attempt:
         except (LeaseLost, NoResultFound):
             raise  # somebody else's job now, or nobody's
         except StorageError as error:  # not the job's fault
-            self._fail(Failure(error.code, error.message, error.hint))
+            self._blame_store(error)
         except GraspError as error:
             self._fail(Failure(error.code, error.message, error.hint, retryable=False))
         except Exception as error:
@@ -91,7 +94,7 @@ class Attempt:
         with self.nursery.take() as child:
             child.start(task, structlog.contextvars.get_contextvars())
             last = self._watch(child)
-            if isinstance(last, Finished):  # before its process, which has torch to unload, is gone
+            if isinstance(last, Finished):  # while its process ends
                 self._record(task, last.result)
         match last:
             case Stopped():
@@ -229,6 +232,15 @@ class Attempt:
         if status == "failed":
             self._clear()
         self.account.failed(failure, status)
+
+    def _blame_store(self, error: StorageError) -> None:
+        """A store that does nothing for anybody costs no attempt. Raises StorageError then."""
+        try:
+            self.store.check()
+        except StorageError:
+            self._hand_back(error.message)
+            raise
+        self._fail(Failure(error.code, error.message, error.hint))
 
     def _hand_back(self, reason: str) -> None:
         self._write_last(lambda session: queue.hand_back(session, self.lease))

@@ -8,7 +8,7 @@ import math
 import time
 from threading import Event as Flag
 
-from sqlalchemy.exc import InternalError, OperationalError
+from sqlalchemy.exc import DBAPIError, InternalError, OperationalError, ProgrammingError
 
 from registry.answers import forget_answers
 from registry.bell import open_bell
@@ -33,6 +33,7 @@ from worker.telling import Subject, telling
 from worker.totals import Tally
 
 CLEAN_S = 30.0  # between two looks for what nothing refers to any more
+MIGRATE = "run `grasp admin migrate`"
 STOP_LOOK_S = 1.0  # a ring that comes while the loop ends would never find it idle
 
 log = get_log(__name__)
@@ -56,6 +57,7 @@ class Worker:
         self._newest_child: Child | None = None
         self._cleaned = -math.inf
         self._seen = -math.inf
+        self._store_failed = False
         self._plan = plan
         self._warm = warm
         self._tally = Tally()
@@ -100,8 +102,8 @@ class Worker:
         try:
             with self.database.write() as session:
                 remove_worker(session, self.id)
-        except OperationalError as error:
-            log.warning("the database does not answer", error=str(error.orig))
+        except DBAPIError as error:
+            log.warning("the worker's row is left behind", error=str(error.orig))
         self.database.close()
 
     def drain(self) -> int:
@@ -114,6 +116,7 @@ class Worker:
     def run_next(self) -> bool:
         """Claim one job and run it to some end; False if there was none."""
         self._show()
+        self._check_store()
         self._clean()
         lease = self._claim()
         if lease is None:
@@ -135,14 +138,25 @@ class Worker:
     def _run_next(self) -> float:
         """How many seconds to rest now.
 
-        A database or a disk that is away for a while is waited for, not died of; nobody rings when
-        it is back.
+        A database or a store that is away for a while is waited for, not died of; nobody rings
+        when it is back.
         """
         try:
             return 0.0 if self.run_next() else self.settings.look_seconds
-        except (OperationalError, InternalError, StorageError) as error:
-            log.warning("the database or the disk does not answer", error=str(error))
-            return self.settings.poll_seconds
+        except (OperationalError, InternalError) as error:
+            log.warning("the database does not answer", error=str(error.orig))
+        except ProgrammingError as error:
+            log.error("the tables are not of this release", error=str(error.orig), hint=MIGRATE)
+        except StorageError as error:
+            log.warning("the store does not answer", error=str(error))
+            self._store_failed = True
+        return self.settings.poll_seconds
+
+    def _check_store(self) -> None:
+        """Once it has failed, nothing is claimed until it answers again. Raises StorageError."""
+        if self._store_failed:
+            self.store.check()
+            self._store_failed = False
 
     def _claim(self) -> Lease | None:
         if self.settings.embedded:

@@ -9,7 +9,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from app.main import create_app
-from registry.blobs import Blob, StorageFull
+from registry.blobs import Blob, StorageError, StorageFull
 from registry.collection import collect_blobs, collect_work
 from registry.models import delete_model
 from registry.tables import Job, Model, Upload, utc_now
@@ -114,6 +114,31 @@ def test_a_full_disk_is_not_the_sources_fault(
         assert worker.drain() == 2
 
     assert codes(place.job(job)) == ["storage_full"]
+    assert place.hashes(model) == chain([source])
+
+
+def test_a_store_that_is_away_costs_no_attempt_and_is_waited_for(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = place.ready_model()
+    asked: list[object] = []
+
+    def refuse(*asking: object) -> None:
+        asked.append(asking)
+        raise StorageError("the store does not answer")
+
+    with place.working() as worker, monkeypatch.context() as away:
+        away.setattr(worker.store, "adopt", refuse)
+        away.setattr(worker.store, "check", refuse)
+        job = place.offer(model, source := checkpoint("a"))
+        until(lambda: len(asked) > 3)
+        waiting = place.job(job)
+        adoptions = [asking for asking in asked if asking]
+        away.undo()
+        ended = place.ended(job)
+
+    assert (waiting.status, waiting.attempts, len(adoptions)) == ("queued", 0, 1)
+    assert (ended.status, ended.attempts, ended.failures) == ("succeeded", 1, [])
     assert place.hashes(model) == chain([source])
 
 
