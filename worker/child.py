@@ -19,7 +19,7 @@ from worker.inside import Setup, main
 from worker.messages import STOP, Event, Failed, Last, Order, Progressed, Ready
 from worker.tasks import Task
 
-EXIT_S = 5.0  # from its last word to the end of a process that has torch loaded
+EXIT_S = 5.0  # from its last word to the end of a process; freeing a GPU takes a while
 
 
 class Child:
