@@ -5,22 +5,24 @@ has time. It computes nothing: folds run in children of this process, which Cele
 so its heartbeats are never late, and no fork ever meets CUDA.
 """
 
-import os
-import signal
 from collections.abc import Callable
 from threading import Thread
 from typing import Any
 
 from celery import Celery, signals
+from celery.platforms import EX_FAILURE
+from celery.worker import state
 
 from grasp_core.errors import ConfigError
 from registry.bell import ANY_DEVICE, CELERY, RING, celery_queue
-from registry.logs import configure_logs
+from registry.logs import configure_logs, get_log
 from registry.settings import Settings
 from worker.devices import device_class
 from worker.loop import Worker
 
 STOP_S = 20.0  # for the loop to hand back its job, when Celery ends; less than its keeper waits
+
+log = get_log(__name__)
 
 
 def make_celery(settings: Settings, make_worker: Callable[[], Worker]) -> Celery:
@@ -66,7 +68,12 @@ class Attendant:
         configure_logs()
 
     def begin(self, **_: Any) -> None:
-        self._worker = self._make_worker()
+        """Raises SystemExit: any other exception Celery would log, and listen for nobody."""
+        try:
+            self._worker = self._make_worker()
+        except Exception as error:
+            log.exception("the worker cannot begin")
+            raise SystemExit(1) from error
         self._thread = Thread(target=self._run, args=(self._worker,), name="loop")
         self._thread.start()
 
@@ -76,7 +83,7 @@ class Attendant:
             worker.run()
         finally:
             if not worker.stopping.is_set():
-                os.kill(os.getpid(), signal.SIGTERM)
+                state.should_stop = EX_FAILURE
 
     def stop(self, **_: Any) -> None:
         if self._worker is not None:

@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from socket import gethostname
 from threading import Thread
 from typing import TYPE_CHECKING
 
@@ -57,7 +58,14 @@ def run_celery(app: "Celery", *, with_parent: bool = False) -> None:
     """Let this process be a Celery worker, to its end."""
     if with_parent:
         _start(_follow_parent, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    app.worker_main(["worker", "--without-gossip", "--without-mingle"])
+    worker = app.Worker(
+        hostname=f"grasp-{os.getpid()}@{gethostname()}",  # a machine may have many
+        quiet=True,  # no banner in the log
+        without_gossip=True,  # they have nothing to tell each other
+        without_mingle=True,
+    )
+    worker.start()
+    sys.exit(worker.exitcode)
 
 
 def run_worker(worker: Worker, *, with_parent: bool = False) -> None:

@@ -2,15 +2,19 @@
 
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 
+from registry.database import Database
 from registry.settings import Settings
+from registry.tables import Worker
 from tests.proofs.cluster import Cluster
 from tests.proofs.conftest import MakeCluster
-from tests.servers import Postgres, Redis
+from tests.servers import Redis
 from tests.service.fake_folds import checkpoint
 from tests.service.harness import WORKER, Process
 from tests.worker.waiting import until
@@ -84,13 +88,45 @@ def test_a_cpu_worker_leaves_models_for_the_gpu_alone(only_rings: MakeCluster) -
 
 
 def test_a_worker_whose_loop_dies_does_not_stay_to_listen(
-    no_settings: None, tmp_path: Path, postgres: Postgres, redis: Redis
+    no_settings: None, tmp_path: Path, database_url: str, redis: Redis
 ) -> None:
-    without_tables = postgres.url()
-    settings = Settings(home=tmp_path / "home", database_url=without_tables, broker_url=redis.url)
+    settings = Settings(home=tmp_path / "home", database_url=database_url, broker_url=redis.url)
+    settings.home.mkdir()
+    settings.work_folder.touch()  # which should be a folder
     with Process(WORKER, settings) as worker:
-        worker.wait()
+        assert worker.wait() == 1
         assert worker.says("worker started")
+
+
+def test_a_worker_that_cannot_begin_does_not_stay_to_listen(
+    no_settings: None, tmp_path: Path, database_url: str, redis: Redis
+) -> None:
+    settings = Settings(home=tmp_path / "home", database_url=database_url, broker_url=redis.url)
+    settings.home.mkdir()
+    settings.blob_folder.touch()  # which should be a folder
+    with Process(WORKER, settings) as worker:
+        assert worker.wait() == 1
+        assert worker.says("the worker cannot begin")
+
+
+def test_a_worker_waits_for_the_tables(
+    no_settings: None, tmp_path: Path, database_url: str, redis: Redis
+) -> None:
+    database = Database(database_url)
+    database.downgrade()
+    settings = Settings(home=tmp_path / "home", database_url=database_url, broker_url=redis.url)
+    with Process(WORKER, settings) as worker:
+        until(lambda: worker.says("grasp admin migrate"))
+        database.migrate()
+        until(lambda: bool(worker_ids(database)))
+        assert worker.end(signal.SIGTERM) == 0
+    assert worker_ids(database) == []
+    database.close()
+
+
+def worker_ids(database: Database) -> Sequence[str]:
+    with database.read() as session:
+        return session.scalars(select(Worker.id)).all()
 
 
 def test_the_celery_command_starts_a_worker(only_rings: MakeCluster) -> None:
