@@ -1,5 +1,7 @@
 """The commands that run the service, beside its database; each imports what it needs."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -54,7 +56,8 @@ def worker(
 @admin.command()
 def migrate() -> None:
     """Bring the database up to date: once before every upgrade, where it is a server."""
-    open_database().migrate()
+    with opened_database() as database:
+        database.migrate()
 
 
 @keys.command("create")
@@ -70,7 +73,7 @@ def create_key(
     from registry.tables import utc_now
 
     until = utc_now() + timedelta(days=expires) if expires else None
-    with open_database().write() as session:
+    with opened_database() as database, database.write() as session:
         key, secret = create(session, owner, scope.value, until)
         typer.echo(f"{key.id} for {key.owner}, scope {key.scope}", err=True)
     typer.echo(secret)
@@ -81,7 +84,7 @@ def list_keys() -> None:
     """Show all keys, without their secrets."""
     from registry.keys import list_keys as listed
 
-    with open_database().read() as session:
+    with opened_database() as database, database.read() as session:
         for key in listed(session):
             state = "revoked" if key.revoked_at else "valid"
             used = f"{key.last_used_at:%Y-%m-%d %H:%M}" if key.last_used_at else "never"
@@ -99,7 +102,7 @@ def revoke_key(key: Annotated[str, typer.Argument(help="Its id, key_…")]) -> N
     from registry.tables import utc_now
 
     try:
-        with open_database().write() as session:
+        with opened_database() as database, database.write() as session:
             revoke(session, key, utc_now())
     except NotFound as error:
         fail(str(error))
@@ -113,30 +116,42 @@ def scrub_blobs() -> None:
     from registry.scrub import scrub
     from registry.storage import open_store
 
-    database = open_database()
     bad = 0
-    try:
-        for report in scrub(database, open_store(read_settings())):
-            if report.problem:
-                bad += 1
-                typer.echo(f"{report.problem} {report.sha256} {', '.join(report.uses)}".rstrip())
-            typer.echo(f"\r{report.number} of {report.total} blobs", err=True, nl=False)
-    except StorageError as error:
-        fail(str(error))
-    finally:
-        database.close()
+    with opened_database() as database:
+        try:
+            for report in scrub(database, open_store(read_settings())):
+                if report.problem:
+                    bad += 1
+                    typer.echo(
+                        f"{report.problem} {report.sha256} {', '.join(report.uses)}".rstrip()
+                    )
+                typer.echo(f"\r{report.number} of {report.total} blobs", err=True, nl=False)
+        except StorageError as error:
+            fail(str(error))
     typer.echo(f"\n{bad} damaged or missing" if bad else "\nall are as they should be", err=True)
     raise typer.Exit(1 if bad else 0)
 
 
-def open_database() -> "Database":
+@contextmanager
+def opened_database() -> Iterator["Database"]:
+    """Closed again in the end. What is wrong with it is told in a line."""
+    from sqlalchemy.exc import DBAPIError, ProgrammingError
+
     from registry.database import Database
 
     settings = read_settings()
     database = Database(settings.database)
-    if settings.embedded:
-        database.migrate()
-    return database
+    try:
+        if settings.embedded:
+            database.migrate()
+        yield database
+    except ProgrammingError as error:
+        reason = str(error.orig).partition("\n")[0]
+        fail(f"the tables are not of this release ({reason}): run `grasp admin migrate`")
+    except DBAPIError as error:
+        fail(f"the database does not answer: {error.orig}")
+    finally:
+        database.close()
 
 
 def read_settings() -> "Settings":

@@ -31,6 +31,7 @@ Paths = Annotated[tuple[Path, ...], NoDecode, BeforeValidator(_split_paths)]
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 
 
+DATABASES = re.compile(r"(sqlite|postgres(ql)?|postgresql\+psycopg)://")
 RUNG_LOOK_S = 30.0  # the broker may lose everything at any time
 
 
@@ -41,7 +42,12 @@ class Settings(BaseSettings):
     """
 
     model_config = SettingsConfigDict(
-        env_prefix="GRASP_", env_file=".env", env_ignore_empty=True, extra="ignore", frozen=True
+        env_prefix="GRASP_",
+        env_file=".env",
+        env_ignore_empty=True,
+        extra="ignore",
+        frozen=True,
+        hide_input_in_errors=True,  # URLs have passwords
     )
 
     home: Path = Field(
@@ -171,6 +177,20 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="debug, info, warning or error."
     )
+
+    @field_validator("database_url")
+    @classmethod
+    def _names_a_database(cls, value: str | None) -> str | None:
+        if value is not None and not DATABASES.match(value):
+            raise ValueError("must be postgresql://user:password@host/name, or sqlite:///path")
+        return value
+
+    @field_validator("broker_url")
+    @classmethod
+    def _names_a_broker(cls, value: str | None) -> str | None:
+        if value is not None and "://" not in value:
+            raise ValueError("must be a URL, such as redis://host:6379/0")
+        return value
 
     @field_validator("blob_url")
     @classmethod

@@ -174,6 +174,19 @@ def test_migrate_makes_the_database() -> None:
     assert stored_keys() == []
 
 
+@pytest.mark.parametrize("command", [("migrate",), ("keys", "list"), ("scrub",)])
+def test_a_database_that_does_not_answer_is_told_in_a_line(
+    command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRASP_DATABASE_URL", "postgresql://ada:secret@127.0.0.1:1/grasp")
+
+    result = invoke("admin", *command)
+
+    assert result.exit_code == 2
+    assert "the database does not answer: connection failed" in result.stderr
+    assert "secret" not in result.stderr
+
+
 def test_a_worker_per_device_is_kept_running(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[list[dict[str, str]]] = []
     monkeypatch.setattr(worker.main, "run_many", kept.append)

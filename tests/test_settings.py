@@ -28,6 +28,15 @@ def test_environment_wins_over_env_file(monkeypatch: pytest.MonkeyPatch) -> None
     assert settings.port == 2222
 
 
+def test_a_refused_url_does_not_tell_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRASP_DATABASE_URL", "mysql://ada:secret@host/grasp")
+
+    with pytest.raises(ValidationError) as refused:
+        Settings()
+
+    assert "secret" not in str(refused.value)
+
+
 @pytest.mark.parametrize("port", ["-1", "65536", "http"])
 def test_impossible_port_is_refused(port: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRASP_PORT", port)
@@ -46,6 +55,9 @@ def test_impossible_port_is_refused(port: str, monkeypatch: pytest.MonkeyPatch) 
         ("max_attempts", "0"),
         ("log_format", "xml"),
         ("log_level", "loud"),
+        ("database_url", "nonsense"),
+        ("database_url", "mysql://host/grasp"),
+        ("broker_url", "redis"),
     ],
 )
 def test_impossible_values_are_refused(

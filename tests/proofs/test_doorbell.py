@@ -2,16 +2,12 @@
 
 import signal
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import select
 
-from registry.database import Database
 from registry.settings import Settings
-from registry.tables import Worker
 from tests.proofs.cluster import Cluster
 from tests.proofs.conftest import MakeCluster
 from tests.servers import Redis
@@ -107,26 +103,6 @@ def test_a_worker_that_cannot_begin_does_not_stay_to_listen(
     with Process(WORKER, settings) as worker:
         assert worker.wait() == 1
         assert worker.says("the worker cannot begin")
-
-
-def test_a_worker_waits_for_the_tables(
-    no_settings: None, tmp_path: Path, database_url: str, redis: Redis
-) -> None:
-    database = Database(database_url)
-    database.downgrade()
-    settings = Settings(home=tmp_path / "home", database_url=database_url, broker_url=redis.url)
-    with Process(WORKER, settings) as worker:
-        until(lambda: worker.says("grasp admin migrate"))
-        database.migrate()
-        until(lambda: bool(worker_ids(database)))
-        assert worker.end(signal.SIGTERM) == 0
-    assert worker_ids(database) == []
-    database.close()
-
-
-def worker_ids(database: Database) -> Sequence[str]:
-    with database.read() as session:
-        return session.scalars(select(Worker.id)).all()
 
 
 def test_the_celery_command_starts_a_worker(only_rings: MakeCluster) -> None:
