@@ -1,6 +1,7 @@
 """The `grasp` command: what runs the service, and what talks to it."""
 
 from importlib.metadata import version as release_of
+from typing import Annotated
 
 import typer
 
@@ -38,6 +39,23 @@ cli.add_typer(server.admin, name="admin", rich_help_panel=SERVICE)
 def version() -> None:
     """Print the installed version."""
     typer.echo(release_of("grasp-merge"))
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        version()
+        raise typer.Exit
+
+
+@cli.callback()
+def options(
+    _: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the installed version."
+        ),
+    ] = False,
+) -> None: ...
 
 
 def main() -> None:

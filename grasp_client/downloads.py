@@ -33,6 +33,9 @@ def download(
             yield from Download(client, place, file, progress).finish()
             yield Do(lambda: os.fsync(file.fileno()))
         part.replace(path)
+    except OSError as error:
+        error.filename = str(path)  # and not the part, which nobody has named
+        raise
     finally:
         part.unlink(missing_ok=True)
     return path

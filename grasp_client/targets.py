@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from grasp_client.bodies import Progress
+from grasp_client.errors import GraspError
 from grasp_client.exchange import ask
 from grasp_client.jobs import Job, JobHandle, JobProblem, wait_for
 from grasp_client.plans import Bound, C, Call, Do, Plan, at, operation
@@ -92,8 +93,10 @@ class Targets(Bound[C]):
 
 
 def _zip(folder: Path, archive: Path) -> None:
-    """Without compressing: images are already."""
+    """Without compressing: images are already. Raises GraspError if there is nothing to send."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    if not files:
+        raise GraspError(f"there are no files in {str(folder)!r}")
     with zipfile.ZipFile(archive, "w") as file:
-        for path in sorted(folder.rglob("*")):
-            if path.is_file():
-                file.write(path, path.relative_to(folder))
+        for path in files:
+            file.write(path, path.relative_to(folder))

@@ -42,7 +42,9 @@ ClassNames = Annotated[
     typer.Option(help="Names of its outputs, in order: F,M or a JSON list.", metavar="NAMES"),
 ]
 Limit = Annotated[int, typer.Option(min=1, help="How many at most.")]
-Wait = Annotated[bool, typer.Option("--wait", help="Wait until it is done; 0 if it succeeds.")]
+Wait = Annotated[
+    bool, typer.Option("--wait", help="Wait until it is done; exits with 0 if it succeeds.")
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Settings = Annotated[
     list[str],

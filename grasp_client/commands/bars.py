@@ -18,6 +18,7 @@ from rich.progress import (
 )
 
 from grasp_client.commands.session import Output, Session, console
+from grasp_client.sending import LARGE_BYTES
 
 if TYPE_CHECKING:
     from grasp_client import Job
@@ -39,6 +40,25 @@ def transfer_bar(output: Output, label: str) -> Iterator[Callable[[int, int], No
     with _progress(output, *columns) as bars:
         task = bars.add_task(escape(label), total=None)
         yield lambda done, total: bars.update(task, completed=done, total=total)
+
+
+@contextmanager
+def upload_bar(output: Output, label: str) -> Iterator[Callable[[int, int], None]]:
+    """The same; whoever interrupts a large one hears that it is not lost."""
+    size = 0
+    try:
+        with transfer_bar(output, label) as show:
+
+            def progress(done: int, total: int) -> None:
+                nonlocal size
+                size = total
+                show(done, total)
+
+            yield progress
+    except KeyboardInterrupt:
+        if size >= LARGE_BYTES:
+            output.note(f"{label}: what has arrived is kept; the same command goes on with it")
+        raise
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from grasp_client.commands.arguments import (
     parse_classes,
     parse_settings,
 )
+from grasp_client.commands.mistakes import wrong_fields
 from grasp_client.commands.session import NOT_DONE, AsJson, Output, in_words
 from grasp_client.commands.waiting import INTERRUPTED
 from grasp_client.local import convert_file, needing
@@ -179,7 +180,7 @@ def convert(
     output: Annotated[
         Path | None,
         typer.Argument(
-            help="A file or a folder; without, beside it, as .safetensors.", metavar="[OUTPUT]"
+            help="A file or a folder; without, beside it, as .safetensors.", metavar="OUTPUT"
         ),
     ] = None,
     architecture: Annotated[
@@ -233,7 +234,7 @@ def _checked(kind: type[Values], option: str, values: dict[str, Any]) -> Values:
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        wrong = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
+        wrong = wrong_fields((e["loc"], e["msg"]) for e in error.errors())
         raise typer.BadParameter("; ".join(wrong), param_hint=option) from error
 
 

@@ -72,7 +72,9 @@ def create_model(
     architecture: Annotated[str, typer.Option("--architecture", "-a", help="A timm model name.")],
     target: Annotated[
         str,
-        typer.Option("--target", "-t", help="Name or id of it.", autocompletion=complete_target),
+        typer.Option(
+            "--target", "-t", help="Name or id of a target.", autocompletion=complete_target
+        ),
     ],
     classes: ClassNames = None,
     image_size: ImageSize = None,

@@ -44,7 +44,7 @@ class Output:
         if self.as_json:
             self.give_json(data, indent=2)
         else:
-            console().print(shown())
+            console().print(shown(), crop=False)
 
     def give_line(self, data: Any, shown: str) -> None:
         """The same where both are a line."""
@@ -147,4 +147,6 @@ class ListByDefault(TyperGroup):
 
 
 def group(help_text: str) -> typer.Typer:
-    return typer.Typer(cls=ListByDefault, help=help_text)
+    return typer.Typer(
+        cls=ListByDefault, help=help_text, epilog="Without a command, they are listed."
+    )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from rich import box
+from rich.console import Console, ConsoleOptions
 from rich.table import Table
 from rich.text import Text
 
@@ -24,11 +26,11 @@ COLOURS = {
     "failed": "red",
 }
 UNITS = ("B", "KB", "MB", "GB", "TB")
-ID_WIDTH = 30
+WIDEST = 10_000  # columns
 AGES = (("d", 86400), ("h", 3600), ("min", 60))
 
 
-def models_table(models: Sequence[Model], targets: Mapping[str, str]) -> Table | Text:
+def models_table(models: Sequence[Model], targets: Mapping[str, str]) -> Rows | Text:
     rows = (
         (
             model.name,
@@ -44,7 +46,7 @@ def models_table(models: Sequence[Model], targets: Mapping[str, str]) -> Table |
     return listed(columns, rows, "no models yet: `grasp models create` makes one")
 
 
-def targets_table(targets: Sequence[Target]) -> Table | Text:
+def targets_table(targets: Sequence[Target]) -> Rows | Text:
     rows = (
         (
             target.name,
@@ -59,7 +61,7 @@ def targets_table(targets: Sequence[Target]) -> Table | Text:
     return listed(columns, rows, "no targets yet: `grasp targets create` registers one")
 
 
-def sources_table(sources: Sequence[Source], models: Mapping[str, str]) -> Table | Text:
+def sources_table(sources: Sequence[Source], models: Mapping[str, str]) -> Rows | Text:
     rows = (
         (
             source.name,
@@ -76,7 +78,7 @@ def sources_table(sources: Sequence[Source], models: Mapping[str, str]) -> Table
     return listed(columns, rows, "no sources yet: `grasp push` offers one")
 
 
-def jobs_table(jobs: Sequence[Job], names: Mapping[str, str]) -> Table | Text:
+def jobs_table(jobs: Sequence[Job], names: Mapping[str, str]) -> Rows | Text:
     rows = (
         (
             job.id,
@@ -93,7 +95,7 @@ def jobs_table(jobs: Sequence[Job], names: Mapping[str, str]) -> Table | Text:
     return listed(columns, rows, "no jobs")
 
 
-def versions_table(versions: Sequence[Version]) -> Table | Text:
+def versions_table(versions: Sequence[Version]) -> Rows | Text:
     rows = (
         (
             shown(version.number),
@@ -110,7 +112,7 @@ def versions_table(versions: Sequence[Version]) -> Table | Text:
     return listed(columns, rows, "no versions yet: the first source that is folded makes one")
 
 
-def provenance_table(provenance: Mapping[str, Any]) -> Table | Text:
+def provenance_table(provenance: Mapping[str, Any]) -> Rows | Text:
     rows = (
         (
             shown(source["name"]),
@@ -123,15 +125,28 @@ def provenance_table(provenance: Mapping[str, Any]) -> Table | Text:
     return listed(("source", "share", "sha256", "id"), rows, "nothing is known")
 
 
-def listed(
-    columns: Sequence[str], rows: Iterable[Sequence[str | Text]], empty: str
-) -> Table | Text:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in columns:  # ids are there to be copied
-        table.add_column(name, no_wrap=True, min_width=ID_WIDTH if name in ("id", "job") else None)
+def listed(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], empty: str) -> Rows | Text:
+    table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False)
     for row in rows:
         table.add_row(*row)
-    return table if table.row_count else Text(empty)
+    return Rows(table) if table.row_count else Text(empty)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A table of which nothing is cut off, as ids are there to be copied.
+
+    Where it is too wide, columns move together; and then the terminal breaks its lines.
+    """
+
+    table: Table
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
+        table, whole = self.table, options.update(max_width=WIDEST)
+        if console.measure(table, options=whole).maximum > options.max_width:
+            table.padding, table.show_edge = 0, False
+        table.width = console.measure(table, options=whole).maximum
+        yield table
 
 
 def details(fields: Mapping[str, Any]) -> Table:

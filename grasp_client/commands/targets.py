@@ -48,9 +48,9 @@ def create_target(
     wait: Wait = False,
 ) -> None:
     """Register target data; a job validates it."""
-    from grasp_client.commands.bars import transfer_bar
+    from grasp_client.commands.bars import upload_bar
 
-    with transfer_bar(session, name) as progress:
+    with upload_bar(session, name) as progress:
         made = session.grasp.targets.create(name, data, progress=progress)
     if wait:
         watch_jobs(session, {made.job.id: name})

@@ -40,19 +40,26 @@ def push(
     wait: Wait = False,
 ) -> None:
     """Offer checkpoints to a model; they are folded into it one after the other."""
+    from grasp_client.jobs import ENDED
+
     if name and len(files) > 1:
         raise typer.BadParameter("one name does not fit several files", param_hint="--name")
     jobs: dict[str, str] = {}
+    under_way: list[str] = []
     for file in files:
         called = name or file.name[:LONGEST_NAME]
         source = _push(session, model, file, called, parse_classes(classes), dry_run)
         jobs[source.job.id] = source.name
         if not wait:
             session.give_line(source, f"{source.name}: {source.status}, {source.job.id}")
+        if source.status in ENDED:
+            session.note(f"{file.name} was offered before, and not again")
+        else:
+            under_way.append(source.job.id)
     if wait:
         watch_jobs(session, jobs)
-    else:
-        session.note(f"`grasp watch {' '.join(jobs)}` shows how it goes")
+    elif under_way:
+        session.note(f"`grasp watch {' '.join(under_way)}` shows how it goes")
 
 
 def _push(
@@ -63,11 +70,11 @@ def _push(
     classes: list[str] | None,
     dry_run: bool,
 ) -> Source:
-    from grasp_client.commands.bars import transfer_bar
+    from grasp_client.commands.bars import upload_bar
 
     with (
         _as_safetensors(session, file, model, classes) as path,
-        transfer_bar(session, name) as progress,
+        upload_bar(session, name) as progress,
     ):
         return session.grasp.sources.push(
             path, model=model, name=name, classes=classes, dry_run=dry_run, progress=progress
@@ -94,7 +101,7 @@ def pull(
     model: ModelName,
     to: Annotated[
         str | None,
-        typer.Argument(help="A file, or a folder; without, the current folder.", metavar="[TO]"),
+        typer.Argument(help="A file, or a folder; without, the current folder.", metavar="TO"),
     ] = None,
     version: Annotated[int | None, typer.Option(min=1, help="This one, not the newest.")] = None,
     timm: Annotated[
@@ -146,7 +153,7 @@ def watch(
         typer.Argument(help="Ids of jobs; or a model, for all its jobs.", metavar="JOB|MODEL"),
     ],
 ) -> None:
-    """Follow jobs to their end: 0 if all succeed. As JSON, a line for every state."""
+    """Follow jobs to their end; exits with 0 if all succeed. As JSON, a line for every state."""
     jobs: dict[str, str] = {}
     for name in what:
         jobs |= {name: name} if name.startswith("job_") else _jobs_of(session, name)

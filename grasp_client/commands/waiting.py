@@ -13,6 +13,11 @@ if TYPE_CHECKING:
     from grasp_client import Job
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+GATE_HINT = (
+    "`grasp jobs report {job.id}` has the figures; to allow it, widen the gate with"
+    " `grasp models update {job.model} --set gate.…`, push the file again, and"
+    " `grasp jobs retry {job.id}`"
+)
 
 
 def watch_jobs(session: Session, jobs: Mapping[str, str], *, every_state: bool = False) -> None:
@@ -34,20 +39,20 @@ def wait_for(session: Session, job_id: str, label: str, *, every_state: bool = F
     from grasp_client import JobFailed
     from grasp_client.commands.bars import job_bar
 
-    with job_bar(session, label) as show:
+    try:
+        with job_bar(session, label) as show:
 
-        def tell(job: Job) -> None:
-            show(job)
-            if session.as_json and every_state:
-                session.give_json(job)
+            def tell(job: Job) -> None:
+                show(job)
+                if session.as_json and every_state:
+                    session.give_json(job)
 
-        try:
             job = session.grasp.jobs.wait(job_id, tell)
-        except JobFailed as failure:
-            job = failure.job
-        except KeyboardInterrupt:
-            session.note(f"{label} goes on: `grasp watch {job_id}` looks at it again")
-            raise typer.Exit(INTERRUPTED) from None
+    except JobFailed as failure:
+        job = failure.job
+    except KeyboardInterrupt:
+        session.note(f"{label} goes on: `grasp watch {job_id}` looks at it again")
+        raise typer.Exit(INTERRUPTED) from None
     session.say(f"{label}: {outcome(job)}")
     return job
 
@@ -64,8 +69,8 @@ def outcome(job: Job) -> str:
         return ", ".join((made, *_figures(job.metrics)))
     if job.error is None:
         return job.status
-    hint = f"\n  {job.error.hint}" if job.error.hint else ""
-    return f"{job.status}: {job.error.message}{hint}"
+    hint = GATE_HINT.format(job=job) if job.error.code == "gate_rejected" else job.error.hint
+    return f"{job.status}: {job.error.message}" + (f"\n  {hint}" if hint else "")
 
 
 def _figures(metrics: Mapping[str, Any]) -> list[str]:

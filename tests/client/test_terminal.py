@@ -1,0 +1,156 @@
+"""What somebody at a terminal sees: whole tables, what is interrupted, mistakes in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner, Result
+
+from grasp_client import sending, uploads
+from grasp_client.cli import cli
+from grasp_client.commands import bars
+from grasp_client.commands.mistakes import wrong_fields
+from grasp_client.commands.tables import listed
+from grasp_client.jobs import Jobs
+from tests.app.world import Server, World
+from tests.client.hand import working
+
+Run = Callable[..., Result]
+NEW = ("models", "create", "other", "-a", "tiny", "-t", "faces")
+
+
+@pytest.fixture
+def run(server: Server, world: World, monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.setenv("GRASP_URL", server.url)
+    world.ready_model()
+
+    def run(*words: str | Path, code: int = 0) -> Result:
+        result = CliRunner().invoke(cli, [str(word) for word in words])
+        assert result.exit_code == code, result.output
+        return result
+
+    return run
+
+
+@pytest.mark.parametrize("width", [10, 40, 60, 200])
+def test_nothing_of_a_table_is_cut(width: int) -> None:
+    rows = [("job_01m7jg53b2e2zn9jv4ffh0xyek", "a model with a long name", "succeeded")]
+    console = Console(width=width)
+
+    with console.capture() as captured:
+        console.print(listed(("job", "of", "status"), rows, "none"), crop=False)
+
+    [line] = [line for line in captured.get().splitlines() if "job_" in line]
+    gap = "   " if width == 200 else " "
+    assert line.strip() == gap.join(rows[0])
+
+
+def test_a_large_upload_that_is_interrupted_is_gone_on_with(
+    run: Run, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (sending, bars):
+        monkeypatch.setattr(module, "LARGE_BYTES", 1)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(uploads, "_send_part", interrupt)
+        result = run("push", "merged", source, code=130)
+
+    kept = "what has arrived is kept; the same command goes on with it"
+    assert result.stderr == f"site-a.safetensors: {kept}\n"
+    assert run("push", "merged", source).stdout.startswith("site-a.safetensors: queued")
+
+
+def test_a_wait_that_is_interrupted_leaves_the_job(
+    run: Run, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Jobs, "wait", interrupt)
+
+    result = run("push", "merged", source, "--wait", code=130)
+
+    assert "`grasp watch job_" in result.stderr.splitlines()[-1]  # and no bar after it
+
+
+def test_bytes_that_were_offered_before_are_said_to_be(
+    run: Run, world: World, source: Path
+) -> None:
+    with working(world):
+        run("push", "merged", source, "--wait")
+
+    again = run("push", "merged", source)
+
+    assert again.stdout.startswith("site-a.safetensors: succeeded, job_")
+    assert again.stderr == "site-a.safetensors was offered before, and not again\n"
+
+
+def test_a_rejected_source_says_what_can_be_typed(run: Run, world: World, source: Path) -> None:
+    with working(world):
+        result = run("push", "merged", source, "--name", "bad", "--wait", code=1)
+
+    assert "PATCH" not in result.stdout
+    assert "`grasp jobs retry job_" in result.stdout
+
+
+def test_a_folder_without_files_is_not_sent(run: Run, world: World) -> None:
+    Path("empty/inside").mkdir(parents=True)
+
+    with world.nothing_left():
+        assert "no files in 'empty'" in run("targets", "create", "t", "empty", code=1).stderr
+
+
+def test_a_download_names_the_file_that_was_asked_for(run: Run, world: World) -> None:
+    world.fold(1)
+    Path("taken").mkdir()
+    Path("taken/merged-v1.safetensors").mkdir()
+
+    result = run("pull", "merged", "taken", code=1)
+
+    assert result.stderr == "grasp: taken/merged-v1.safetensors: Is a directory\n"
+
+
+def test_a_zip_is_not_advised_to_be_pushed(run: Run) -> None:
+    Path("a.npz").write_bytes(b"PK\x03\x04" + bytes(100))
+
+    assert "`grasp convert`" in run("push", "merged", "a.npz", code=1).stderr
+    assert "`grasp push`" not in run("push", "merged", "a.npz", code=1).stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["jobs", "--status", "x"], "status: Input should be 'queued', "),
+        (["models", "show", "a b"], "model: only letters, "),
+        ([*NEW, "--target", "a b"], "target: only letters, "),
+        ([*NEW, "--set", "taus=1"], "merge.taus: there is no such parameter"),
+        ([*NEW, "--set", "tau=7"], "merge.tau: "),
+    ],
+)
+def test_a_wrong_value_is_explained_by_its_name(run: Run, words: list[str], said: str) -> None:
+    assert run(*words, code=1).stderr.startswith(f"grasp: {said}")
+
+
+def test_what_may_be_of_several_kinds_is_named_once() -> None:
+    errors = [
+        (("body", "merge", "tau", "constrained-float"), "Input should be less than 1"),
+        (("body", "merge", "tau", "literal['auto']"), "Input should be 'auto'"),
+        ((), "Value error, class names given twice: a"),
+    ]
+
+    assert wrong_fields(errors) == [
+        "merge.tau: Input should be less than 1, or Input should be 'auto'",
+        "class names given twice: a",
+    ]
+
+
+def test_the_version_is_an_option_too(run: Run) -> None:
+    assert run("--version").stdout == run("version").stdout
