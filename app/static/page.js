@@ -128,5 +128,10 @@ function values(form) {
 }
 
 // A link to a folded part of a page unfolds it.
-const linked = location.hash && document.getElementById(location.hash.slice(1));
-if (linked instanceof HTMLDetailsElement) linked.open = true;
+function unfold() {
+  const linked = document.getElementById(location.hash.slice(1));
+  if (linked instanceof HTMLDetailsElement) linked.open = true;
+}
+
+unfold();
+addEventListener("hashchange", unfold);
