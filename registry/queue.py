@@ -178,6 +178,7 @@ def fail(
     hold(session, lease)
     status = record_failure(session, lease.job_id, failure, now, max_attempts)
     release(session, lease)
+    _ring(session, lease.queue_id)  # for this job or the next: its worker may rest
     return status
 
 

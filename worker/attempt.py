@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from grasp_core.errors import GraspError
 from registry import queue
-from registry.blobs import Blob, BlobStore, StorageError
+from registry.blobs import Blob, BlobStore, StorageError, StorageFull
 from registry.collection import discard_blob
 from registry.database import Database
 from registry.errors import LeaseLost
@@ -56,6 +56,7 @@ class Attempt:
     plan: Planner
     stopping: Flag
     account: Account
+    lacked_room: bool = False  # on this machine, or in the store
     _renewed: float = field(default_factory=time.monotonic)
     _looked: float = 0.0
     _stage: str | None = None
@@ -225,6 +226,7 @@ class Attempt:
         return self.store.adopt(task.output, result.sha256)
 
     def _fail(self, failure: Failure) -> None:
+        self.lacked_room = failure.code == StorageFull.code
         limit = self.settings.max_attempts
         status = self._write_last(
             lambda session: queue.fail(session, self.lease, failure, utc_now(), max_attempts=limit)

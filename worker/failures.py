@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from grasp_core.errors import GraspError
+from registry.blobs import FULL, StorageFull
 from worker.messages import Failed
 
-SPACE_CODES = (errno.ENOSPC, errno.EDQUOT)
 # How torch's allocators, C++, Python's threads and oneDNN say that there is no memory.
 MEMORY_TEXTS = (
     "allocate memory",
@@ -34,9 +34,9 @@ def describe(error: Exception) -> Failed:
     if any(_lacks_memory(cause) for cause in causes):
         message = f"the job needed more memory than it may have: {line}"
         return Failed("out_of_memory", message, MEMORY_HINT, True, story)
-    if any(isinstance(cause, OSError) and cause.errno in SPACE_CODES for cause in causes):
+    if any(isinstance(cause, OSError) and cause.errno in FULL for cause in causes):
         hint = "free some space where the service keeps its data"
-        return Failed("storage_full", f"no space is left to write to: {line}", hint, True, story)
+        return Failed(StorageFull.code, f"no space is left to write to: {line}", hint, True, story)
     if isinstance(error, GraspError):  # its input is at fault, and will be the next time
         return Failed(error.code, error.message, error.hint, False, None)
     return Failed("internal_error", line, None, True, story)

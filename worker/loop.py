@@ -33,6 +33,7 @@ from worker.telling import Subject, telling
 from worker.totals import Tally
 
 CLEAN_S = 30.0  # between two looks for what nothing refers to any more
+NO_ROOM_S = 30.0  # or a worker with a full disk, which fails fast, would take job after job
 MIGRATE = "run `grasp admin migrate`"
 STOP_LOOK_S = 1.0  # a ring that comes while the loop ends would never find it idle
 
@@ -122,7 +123,7 @@ class Worker:
         if lease is None:
             return False
         with telling(self._subject(lease), self.id, self._tally) as account:
-            Attempt(
+            attempt = Attempt(
                 lease=lease,
                 settings=self.settings,
                 database=self.database,
@@ -131,8 +132,12 @@ class Worker:
                 plan=self._plan,
                 stopping=self.stopping,
                 account=account,
-            ).run()
+            )
+            attempt.run()
         self._show(force=True)
+        if attempt.lacked_room:
+            log.warning("no room is left here: others may have some", rests_seconds=NO_ROOM_S)
+            self.stopping.wait(NO_ROOM_S)
         return True
 
     def _run_next(self) -> float:

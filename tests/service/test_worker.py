@@ -24,6 +24,7 @@ from tests.service.fake_folds import (
 )
 from tests.service.place import Place, codes
 from tests.worker.waiting import is_gone, until
+from worker.loop import NO_ROOM_S
 
 ENDLESS = 10**6  # ticks
 A_WHILE = 50  # ticks: long enough for something to happen meanwhile
@@ -97,21 +98,23 @@ def test_what_is_the_inputs_fault_is_not_tried_again(place: Place) -> None:
     }
 
 
-def test_a_full_disk_is_not_the_sources_fault(
+def test_a_full_disk_is_not_the_sources_fault_and_others_may_try(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = place.ready_model()
     job = place.offer(model, source := checkpoint("a"))
 
-    with place.worker() as worker:
-        adopt = worker.store.adopt
+    with place.worker() as worker, place.worker() as other:
+        waits: list[float] = []
+        monkeypatch.setattr(worker.stopping, "wait", waits.append)
 
         def refuse(path: Path, sha256: str) -> Blob:
-            monkeypatch.setattr(worker.store, "adopt", adopt)
             raise StorageFull("no space is left")
 
         monkeypatch.setattr(worker.store, "adopt", refuse)
-        assert worker.drain() == 2
+        assert worker.run_next()
+        assert waits == [NO_ROOM_S]
+        assert other.drain() == 1
 
     assert codes(place.job(job)) == ["storage_full"]
     assert place.hashes(model) == chain([source])

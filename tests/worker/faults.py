@@ -153,6 +153,7 @@ ERRORS: dict[str, Exception] = {
         OSError(errno.ENOMEM, "Cannot allocate memory"),
     ),
     "full": OSError(errno.ENOSPC, "No space left on device"),
+    "limited": OSError(errno.EFBIG, "File too large"),
     "missing": FileNotFoundError(errno.ENOENT, "No such file or directory"),
 }
 

@@ -102,6 +102,7 @@ def test_an_error_of_the_input_keeps_its_code_and_is_final(child: Child) -> None
         ("cuda memory", "out_of_memory", "micro_batch"),
         ("unmapped", "out_of_memory", "micro_batch"),  # a CheckpointError, though not its fault
         ("full", "storage_full", "free some space"),
+        ("limited", "storage_full", "free some space"),
     ],
 )
 def test_what_the_machine_lacks_is_not_the_inputs_fault(
