@@ -157,10 +157,13 @@ def opened_database() -> Iterator["Database"]:
 def read_settings() -> "Settings":
     from registry.settings import Settings
 
+    problems: list[str] = []
     try:
         return Settings()
     except ValidationError as error:
-        problems = [f"GRASP_{e['loc'][0]!s}".upper() + f": {e['msg']}" for e in error.errors()]
+        for problem in error.errors():
+            names = [f"GRASP_{name}: ".upper() for name in problem["loc"][:1]]  # none: of several
+            problems.append("".join([*names, problem["msg"]]))
         fail("\n".join(problems))
 
 

@@ -213,7 +213,10 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _leases_outlast_heartbeats(self) -> "Settings":
         if self.heartbeat_seconds * 2 > self.lease_seconds:
-            raise ValueError("a lease must last for two heartbeats at least")
+            raise ValueError(
+                "GRASP_LEASE_SECONDS must be twice GRASP_HEARTBEAT_SECONDS at least, or a late"
+                " heartbeat loses the lease"
+            )
         return self
 
     @property

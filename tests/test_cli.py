@@ -125,6 +125,15 @@ def test_the_setting_that_is_wrong_is_named(command: str, monkeypatch: pytest.Mo
     assert "GRASP_PORT: " in result.stderr
 
 
+def test_settings_that_do_not_go_together_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRASP_LEASE_SECONDS", "1")
+
+    result = invoke("worker")
+
+    assert result.exit_code == 2
+    assert "GRASP_LEASE_SECONDS must be twice GRASP_HEARTBEAT_SECONDS" in result.stderr
+
+
 def test_a_key_is_shown_once_and_stored_hashed() -> None:
     result = invoke("admin", "keys", "create", "--owner", "ada", "--scope", "write")
 
