@@ -54,15 +54,14 @@ function showStage(stage) {
   field("stage", words ?? "waiting for a worker");
 }
 
-function showMetrics(metrics) {
+function showMetrics({ losses, loss, epoch, val_accuracy: accuracy }) {
   const figure = region.querySelector("figure.live");
-  if (!figure || metrics.loss === undefined) return;
+  if (!figure || !losses) return;
   figure.hidden = false;
-  field("loss", metrics.loss.toFixed(3));
-  field("epoch", metrics.epoch ?? "–");
-  const accuracy = metrics.val_accuracy;
+  field("loss", loss?.toFixed(3) ?? "–");
+  field("epoch", epoch ?? "–");
   field("val_accuracy", accuracy === undefined ? "–" : percent(accuracy, 1));
-  figure.querySelector("polyline").setAttribute("points", curve(metrics.losses));
+  figure.querySelector("polyline").setAttribute("points", curve(losses));
 }
 
 // Losses over progress, from the first to the end of the job.
