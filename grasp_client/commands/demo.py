@@ -73,6 +73,7 @@ class Story:
         self.name = name  # of the target and of the model
         self.chapters: list[Chapter] = []
         self.control = 0.0  # the ancestor, fine-tuned on the target alone
+        self.rival = 0.0  # so is the source that is best alone
 
     def play(self) -> None:
         from grasp_client.demo.digits import DECADES
@@ -83,12 +84,13 @@ class Story:
         with self._bar("the ancestor", "train") as heard:
             ancestor = shop.train_ancestor(heard)
         require_success(wait_for(self.session, preparing, f"model {self.name}"))
+        sources: dict[str, Path] = {}
         for decade in DECADES:
             with self._bar(decade, "train") as heard:
-                source = shop.train_source(decade, ancestor, heard)
-            self.chapters.append(self._offer(decade, source))
-        with self._bar("the ancestor on the target alone", "fine-tune") as heard:
-            self.control = shop.fine_tune(ancestor, len(DECADES), heard)
+                sources[decade] = shop.train_source(decade, ancestor, heard)
+            self.chapters.append(self._offer(decade, sources[decade]))
+        self.control = self._fine_tune("the ancestor", ancestor)
+        self.rival = self._fine_tune(self.best.source, sources[self.best.source])
 
     def _begin(self) -> str:
         """Register the target and create its model; returns the job that prepares it."""
@@ -118,6 +120,15 @@ class Story:
             merged=model.metrics["after"]["test"]["accuracy"] if model.metrics else None,
         )
 
+    def _fine_tune(self, name: str, weights: Path) -> float:
+        with self._bar(f"{name} on the target alone", "fine-tune") as heard:
+            return self.shop.fine_tune(weights, len(self.chapters), heard)
+
+    @property
+    def best(self) -> Chapter:
+        """Of the sources as they came."""
+        return max(self.chapters, key=lambda chapter: chapter.alone)
+
     @contextmanager
     def _bar(self, label: str, stage: str) -> Iterator[Callable[[float, float], None]]:
         from grasp_client.commands.bars import stage_bar
@@ -126,12 +137,12 @@ class Story:
             yield lambda fraction, loss: show(stage, fraction, {"loss": loss})
 
     def result(self) -> dict[str, Any]:
-        best = max(self.chapters, key=lambda chapter: chapter.alone)
+        best = {"name": self.best.source, "alone": self.best.alone, "fine_tuned": self.rival}
         return {
             "model": self.name,
             "version": self.chapters[-1].version,
             "merged": self.chapters[-1].merged,
-            "best_source": {"name": best.source, "alone": best.alone},
+            "best_source": best,
             "fine_tuned_ancestor": self.control,
             "sources": [asdict(chapter) for chapter in self.chapters],
             "test_digits": self.shop.counts()["test"],
@@ -204,9 +215,10 @@ def _farewell(result: dict[str, Any]) -> str:
     best = result["best_source"]
     return (
         f"Of {result['test_digits']} digits that no model has seen, the merged model gets"
-        f" {result['merged']:.1%} right;\n"
-        f"the best source alone, {best['name']}, {best['alone']:.1%}; the ancestor, fine-tuned on"
-        f" the target alone, {result['fine_tuned_ancestor']:.1%}.\n\n"
+        f" {result['merged']:.1%} right.\n"
+        f"Fine-tuned on the target alone, the ancestor gets {result['fine_tuned_ancestor']:.1%},"
+        f" and the best source, {best['name']}, {best['fine_tuned']:.1%};\n"
+        f"as it came, that source got {best['alone']:.1%}.\n\n"
         f"Look at it:  {result['page']}\n"
         f"Take it:     {result['pull']}"
     )

@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 
 from grasp_client.cli import cli
 from grasp_client.commands.chart import chart
-from grasp_client.commands.demo import Chapter, _shown
+from grasp_client.commands.demo import Chapter, _farewell, _shown
 from grasp_client.commands.session import console
 from grasp_client.demo import workshop
 from grasp_client.demo.digits import DECADES, TODAY, Digits
@@ -69,6 +69,18 @@ def test_all_sources_were_offered_and_measured(client: httpx.Client, told: dict[
     )
     assert told["best_source"]["alone"] == max(source["alone"] for source in told["sources"])
     assert told["test_digits"] == 220 - 60 - 100
+
+
+def test_what_the_target_alone_makes_of_the_best_source_is_told(
+    told: dict[str, Any], folder: Path, tmp_path: Path
+) -> None:
+    best = told["best_source"]
+    shop = Workshop(folder, tmp_path, 0, QUICK)
+
+    again = shop.fine_tune(folder / f"{best['name']}.safetensors", len(DECADES), lambda *_: None)
+
+    assert best["fine_tuned"] == again
+    assert f"{best['name']}, {again:.1%};" in _farewell(told)
 
 
 def test_it_ends_with_a_page_and_a_way_to_take_it(
