@@ -45,6 +45,24 @@ def test_text_can_be_read(theme: dict[str, str]) -> None:
         assert contrast(colours["text"], colours[ground]) >= READABLE, ground
 
 
+def on_surface(tint: str, opacity: float, surface: str) -> str:
+    """The colour that a shade of cells has: `tint` as three numbers, over the surface."""
+    ground = [int(surface[i : i + 2], 16) for i in (1, 3, 5)]
+    mixed = zip(map(int, tint.split(",")), ground, strict=True)
+    return "#" + "".join(f"{round(opacity * a + (1 - opacity) * b):02x}" for a, b in mixed)
+
+
+@pytest.mark.parametrize(("theme", "number"), [(LIGHT, 0), (DARK, 1)], ids=["light", "dark"])
+def test_figures_in_shaded_cells_can_be_read(theme: dict[str, str], number: int) -> None:
+    colours = LIGHT | theme
+    tints = dict(re.findall(r"--heat-(\w+): ([\d, ]+);", STYLE.split("@media", 2)[number]))
+    shades = re.findall(r"background: rgb\(var\(--heat-(\w+)\), ([\d.]+)\)", STYLE)
+    assert len(shades) == 20
+    for name, opacity in shades:
+        shade = on_surface(tints[name], float(opacity), colours["surface"])
+        assert contrast(colours["text"], shade) >= READABLE, (name, opacity)
+
+
 @pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
 def test_lines_of_charts_can_be_seen(theme: dict[str, str]) -> None:
     colours = LIGHT | theme
