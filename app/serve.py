@@ -4,8 +4,10 @@ import signal
 import socket
 
 import uvicorn
+from sqlalchemy.exc import DatabaseError
 
 from app.auth import is_loopback
+from app.connections import BoundedProtocol
 from registry.database import Database
 from registry.keys import any_keys
 from registry.logs import configure_logs, get_log
@@ -24,11 +26,10 @@ class Refused(Exception):
 def serve(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT. Raises Refused."""
     configure_logs(settings)
-    database = Database(settings.database)
-    if settings.embedded:
-        database.migrate()
-    _require_keys(settings, database)
-    database.close()
+    try:
+        _look_at_database(settings)
+    except (OSError, DatabaseError) as error:
+        raise _unusable(settings, error) from error
     with _listen(settings) as listener:
         _serve(settings, listener)
 
@@ -36,6 +37,7 @@ def serve(settings: Settings) -> None:
 def _serve(settings: Settings, listener: socket.socket) -> None:
     config = uvicorn.Config(
         "app.main:app",
+        http=BoundedProtocol,
         log_config=None,
         access_log=False,
         timeout_graceful_shutdown=5,  # streams and long polls have no end of their own
@@ -49,6 +51,25 @@ def _serve(settings: Settings, listener: socket.socket) -> None:
     with Workers([{}] * settings.workers):
         log.info("serving", url=f"http://{host}:{port}", home=str(settings.home.absolute()))
         server.run(sockets=[listener])
+
+
+def _look_at_database(settings: Settings) -> None:
+    database = Database(settings.database)
+    try:
+        if settings.embedded:
+            database.migrate()
+        _require_keys(settings, database)
+    finally:
+        database.close()
+
+
+def _unusable(settings: Settings, error: OSError | DatabaseError) -> Refused:
+    reason = error.orig if isinstance(error, DatabaseError) else error
+    if settings.database_url is None:
+        hint = f"It is kept in {settings.home.absolute()}: GRASP_HOME chooses another folder."
+    else:
+        hint = "GRASP_DATABASE_URL says where it is."
+    return Refused(f"the database cannot be used: {reason}.\n{hint}")
 
 
 def _require_keys(settings: Settings, database: Database) -> None:

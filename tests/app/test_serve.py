@@ -1,0 +1,120 @@
+"""`grasp serve`: what it refuses to start with, and connections that never come to a request."""
+
+import asyncio
+import socket
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from uvicorn.server import ServerState
+
+from app.connections import MAX_HEAD, BoundedProtocol
+from app.serve import Refused, serve
+from registry.settings import Settings
+
+START = b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+CHUNKED = START + b"Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n"
+ENDLESS = {  # how it begins, and what is repeated
+    "a path": (b"GET /", b"x" * 1000),
+    "a header": (START + b"X-Long: ", b"x" * 1000),
+    "headers": (START, b"X-More: and more\r\n" * 50),
+    "trailers": (CHUNKED, b"X-More: and more\r\n" * 50),
+}
+
+
+@pytest.mark.usefixtures("no_settings")
+@pytest.mark.parametrize("content", [None, b"not a database" * 100])
+def test_an_unusable_home_is_named(tmp_path: Path, content: bytes | None) -> None:
+    home = tmp_path / "home"
+    if content is None:
+        home.touch()
+    else:
+        home.mkdir()
+        (home / "grasp.db").write_bytes(content)
+
+    with pytest.raises(Refused, match="the database cannot be used") as refusal:
+        serve(Settings(home=home))
+
+    assert str(home) in str(refusal.value)
+    assert "GRASP_HOME" in str(refusal.value)
+
+
+@pytest.mark.usefixtures("no_settings")
+def test_a_database_that_is_away_is_named_without_its_password() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    url = f"postgresql://user:secret@127.0.0.1:{port}/grasp"
+
+    with pytest.raises(Refused, match="GRASP_DATABASE_URL") as refusal:
+        serve(Settings(database_url=url, host="0.0.0.0"))  # where it must look for keys
+
+    assert "secret" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(("begin", "more"), ENDLESS.values(), ids=ENDLESS)
+def test_a_head_that_does_not_end_is_refused(begin: bytes, more: bytes) -> None:
+    wire = send([begin, *[more] * (10 * MAX_HEAD // len(more))])
+
+    assert wire.sent.startswith(b"HTTP/1.1 400 Bad Request")
+    assert wire.received < MAX_HEAD + len(begin) + len(more)
+
+
+def test_large_heads_and_bodies_pass() -> None:
+    head = START + b"X-Long: " + b"x" * (MAX_HEAD // 2) + b"\r\n"
+    body = b"x" * MAX_HEAD
+    request = [head, b"Content-Length: %d\r\n\r\n" % (4 * MAX_HEAD), *[body] * 4]
+
+    wire = send(request * 3)
+
+    assert wire.sent.count(b"200 OK") == 3
+    assert not wire.is_closing()
+
+
+class Wire(asyncio.Transport):
+    """A connection of which both ends are here."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.received, self.sent, self.closed = 0, b"", False
+
+    def write(self, data: Any) -> None:
+        self.sent += data
+
+    def close(self) -> None:
+        self.closed = True
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def pause_reading(self) -> None:
+        """Whoever sends lets others run after every piece."""
+
+    def resume_reading(self) -> None: ...
+
+
+def send(pieces: Iterable[bytes]) -> Wire:
+    """To a server with our protocol, until it closes the connection."""
+
+    async def run() -> Wire:
+        config = uvicorn.Config(answer, lifespan="off", log_config=None)
+        protocol, wire = BoundedProtocol(config, ServerState(), {}), Wire()
+        protocol.connection_made(wire)
+        for piece in pieces:
+            if not wire.is_closing():
+                wire.received += len(piece)
+                protocol.data_received(piece)
+                await asyncio.sleep(0.001)
+        return wire
+
+    return asyncio.run(run())
+
+
+async def answer(_scope: Any, receive: Any, send: Any) -> None:
+    """An application that reads its body first."""
+    while (await receive()).get("more_body"):
+        pass
+    headers = [(b"content-length", b"4")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": b"done"})
