@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Granularity = Literal["tensor", "channel", "element"]
@@ -12,7 +12,7 @@ Mode = Literal["train", "eval"]
 NormStats = Literal["keep", "follow", "recalibrate"]
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
-Rgb = tuple[float, float, float]
+Rgb = tuple[FiniteFloat, FiniteFloat, FiniteFloat]
 Stage = Literal[  # what a fold does, in this order
     "load",
     "baseline",
