@@ -1,11 +1,11 @@
 """A checkpoint on its way in: what is said of it, and a look at its header as it arrives."""
 
-import json
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, field_validator
 from sqlalchemy.orm import Session, undefer
 
+from app.receiving import parse_json
 from app.schemas import REFERENCE_PATTERN, Classes, In, Sha256, Text, UploadId, Uri
 from registry.lookup import find_named
 from registry.safetensors_header import Header, HeaderReader
@@ -18,7 +18,7 @@ def _from_json(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value)
+        return parse_json(value)
     except ValueError:
         raise ValueError('must be a JSON list of names, such as ["F", "M"]') from None
 

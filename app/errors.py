@@ -54,6 +54,7 @@ STATUS: dict[str, int] = {
 METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 CODES = {404: "not_found", 405: "method_not_allowed", 400: "invalid_json", 413: "too_large"}
 RETRY_SECONDS = 5
+MAX_LISTED = 50  # wrong values; whoever sends thousands makes one mistake
 CHECKSUM_MISMATCH = 460  # of tus alone: no RFC knows it
 
 
@@ -72,7 +73,9 @@ class Problem(BaseModel):
     code: str = Field(description="Stable name of the error.", examples=["not_found"])
     hint: str | None = Field(None, examples=["GET /models lists those you can see"])
     request_id: str | None = Field(None, description="Find it in the logs by this.")
-    errors: list[FieldError] | None = Field(None, description="Every value that is wrong.")
+    errors: list[FieldError] | None = Field(
+        None, description=f"The values that are wrong, at most {MAX_LISTED} of them."
+    )
     mismatches: dict[str, Any] | None = Field(
         None, description="Every difference between a checkpoint and its model, by tensor name."
     )
@@ -169,8 +172,11 @@ async def _on_validation_error(_request: Request, error: Exception) -> JSONRespo
     found = error.errors()
     if any(e["type"] == "json_invalid" for e in found):
         return problem(400, "invalid_json", "the body is not JSON", errors=field_errors(found))
-    listed = field_errors(found)
-    detail = "; ".join(f"{e.where}: {e.message}" for e in listed)
+    listed = field_errors(found[:MAX_LISTED])
+    wrong = [f"{e.where}: {e.message}" for e in listed]
+    if len(found) > MAX_LISTED:
+        wrong.append(f"and {len(found) - MAX_LISTED} more")
+    detail = "; ".join(wrong)
     return problem(422, "invalid_request", detail, errors=listed)
 
 
@@ -202,8 +208,13 @@ async def _on_deleted(_request: Request, _error: Exception) -> JSONResponse:
 
 async def _on_database_error(_request: Request, error: Exception) -> JSONResponse:
     get_log(__name__).error("the database does not answer", exc_info=error)
-    headers = {"Retry-After": str(RETRY_SECONDS)}
-    return problem(503, "unavailable", "the database does not answer", headers=headers)
+    return problem(
+        503,
+        "unavailable",
+        "the database does not answer",
+        headers={"Retry-After": str(RETRY_SECONDS)},
+        hint="try again; the log says why: perhaps a full disk, or a server that is gone",
+    )
 
 
 def unexpected(error: Exception) -> JSONResponse:

@@ -75,7 +75,7 @@ class Reception:
         async for part in read_parts(content_type, body):
             if part.name in ("uri", "upload"):
                 hint = f"send JSON with the {part.name} instead"
-                raise Unusable(f"a form cannot hold a {part.name}", hint=hint)
+                raise Unusable(f"{part.name} cannot be part of a form", hint=hint)
             if part.name != "file":
                 self.fields[part.name] = await part.text()
             elif self.filename is None:
@@ -137,12 +137,20 @@ async def read_json(request: Request) -> dict[str, Any]:
         if len(body) > MAX_JSON:
             raise TooLarge(f"a JSON body may have {MAX_JSON} bytes")
     try:
-        value = json.loads(body)
-    except (ValueError, RecursionError) as error:
+        value = parse_json(body)
+    except ValueError as error:
         raise InvalidJson(f"the body is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise InvalidJson("the body is JSON, but not an object")
     return value
+
+
+def parse_json(text: str | bytearray) -> Any:
+    """Raises ValueError, also where Python would give up at the depth of it."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
 
 
 def json_body(schema: type[Fields]) -> Callable[..., Awaitable[Fields]]:

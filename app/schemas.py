@@ -31,7 +31,7 @@ Name = Annotated[
     AfterValidator(_not_an_id),
 ]
 Text = Annotated[str, Field(min_length=1, max_length=200, pattern=TEXT_PATTERN)]
-Classes = Annotated[tuple[Text, ...], Field(min_length=1, max_length=100_000)]
+Classes = Annotated[tuple[Text, ...], Field(min_length=1, max_length=100_000, fail_fast=True)]
 SHA256_PATTERN = r"^[0-9a-f]{64}$"
 REFERENCE_PATTERN = r"^[A-Za-z0-9._-]{1,200}$"
 Sha256 = Annotated[str, Field(pattern=SHA256_PATTERN)]

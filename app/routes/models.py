@@ -1,6 +1,5 @@
 """Models: one lineage of merged versions each."""
 
-import json
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -13,7 +12,7 @@ from app.auth import CallerDep
 from app.errors import InvalidJson
 from app.idempotency import Created, Once, OnceDep
 from app.openapi import UPLOAD_PROBLEMS, body_of, model_body, problems
-from app.receiving import Reception, is_type, json_body, read_json, validated
+from app.receiving import Reception, is_type, json_body, parse_json, read_json, validated
 from app.schemas import (
     Cursor,
     Limit,
@@ -95,7 +94,7 @@ def _described(form: dict[str, Any]) -> dict[str, Any]:
             hint="put all but the file into the JSON of the part `model`",
         )
     try:
-        described = json.loads(form.get("model", ""))
+        described = parse_json(form.get("model", ""))
     except ValueError as error:
         raise InvalidJson(
             "the part `model` is missing or not JSON", hint="""-F 'model={"name": …}'"""

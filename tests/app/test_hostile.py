@@ -1,0 +1,78 @@
+"""What nobody sends by mistake: each is refused in words, and leaves nothing behind."""
+
+import json
+from base64 import b64encode
+from typing import Any
+
+import pytest
+
+from app.errors import MAX_LISTED
+from tests.app.world import World, checkpoint
+
+DEEP = "[" * 5000
+MODEL = {"name": "new", "architecture": "tiny", "target": "faces"}
+NESTED: dict[str, tuple[str, dict[str, Any]]] = {
+    "a body": ("/models", {"content": DEEP}),
+    "a form's model": ("/models", {"files": {"model": (None, DEEP), "file": checkpoint()}}),
+    "a form's classes": (
+        "/sources",
+        {"data": {"model": "merged", "classes": DEEP}, "files": {"file": checkpoint()}},
+    ),
+    "a query": (f"/sources?model=merged&classes={DEEP}", {"content": checkpoint()}),
+    "a string": ("/sources", {"json": {"model": "merged", "uri": "file:///x", "classes": DEEP}}),
+    "metadata": (
+        "/uploads",
+        {
+            "headers": {
+                "Upload-Length": "9",
+                "Upload-Metadata": f"model {b64encode(b'merged').decode()},"
+                f"classes {b64encode(DEEP.encode()).decode()}",
+            }
+        },
+    ),
+}
+
+
+@pytest.fixture
+def world(world: World) -> World:
+    world.ready_model()
+    return world
+
+
+@pytest.mark.parametrize(("path", "request_"), NESTED.values(), ids=NESTED)
+def test_json_that_is_nested_too_deeply(world: World, path: str, request_: dict[str, Any]) -> None:
+    with world.nothing_left():
+        answer = world.client.post(path, **request_)
+    assert answer.status_code in (400, 422)
+    assert "JSON" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("number", ["NaN", "1e999", "-Infinity"])
+@pytest.mark.parametrize("field", ["mean", "std"])
+def test_numbers_that_are_not_finite(world: World, field: str, number: str) -> None:
+    body = json.dumps(MODEL)[:-1] + f', "preprocessing": {{"{field}": [1, {number}, 1]}}}}'
+    with world.nothing_left():
+        answer = world.client.post("/models", content=body)
+    assert answer.status_code == 422
+    assert answer.json()["errors"] == [
+        {"where": f"body.preprocessing.{field}.1", "message": "Input should be a finite number"}
+    ]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{f"field{number}": 1 for number in range(20_000)}, {"classes": [1] * 100_000}]
+)
+def test_thousands_of_mistakes_get_a_short_answer(world: World, wrong: dict[str, Any]) -> None:
+    answer = world.client.post("/models", json=MODEL | wrong)
+
+    assert answer.status_code == 422
+    assert 0 < len(answer.json()["errors"]) <= MAX_LISTED
+    assert len(answer.content) < 20_000
+
+
+def test_how_many_mistakes_are_not_listed(world: World) -> None:
+    wrong = {f"field{number}": 1 for number in range(MAX_LISTED + 7)}
+
+    answer = world.client.post("/models", json=MODEL | wrong)
+
+    assert answer.json()["detail"].endswith("; and 7 more")
