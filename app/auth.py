@@ -1,15 +1,18 @@
 """Who may do what: one table of operations, one dependency that denies what is not in it."""
 
+from datetime import datetime
 from ipaddress import ip_address
 from typing import Annotated, Final, Literal
 
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from sqlalchemy.exc import OperationalError
 
 from app.browsers import cookie_secret, split_url
 from app.errors import Forbidden, KeyNeeded, Unauthorized
 from app.service import Service, ServiceDep
 from registry.keys import Caller, any_keys, authenticate, note_use, use_is_due
+from registry.logs import get_log
 from registry.tables import Scope, utc_now
 
 PUBLIC: Final = "public"
@@ -68,6 +71,7 @@ POLICY: dict[str, Scope | Literal["public"]] = {
 LOCAL = Caller(owner="local", scope="admin")
 FORWARDED = ("forwarded", "x-forwarded-for")  # a proxy speaks for somebody who may be anywhere
 
+log = get_log(__name__)
 bearer = HTTPBearer(
     auto_error=False, description="A key made with `grasp admin keys create`; loopback needs none."
 )
@@ -114,9 +118,17 @@ def identify(
         )
     caller, key = found
     if use_is_due(key, now):
-        with service.database.write() as session:
-            note_use(session, key.id, now)
+        _note_use(service, key.id, now)
     return caller
+
+
+def _note_use(service: Service, key_id: str, now: datetime) -> None:
+    """As far as the database can be written: on a full disk, all can still be read."""
+    try:
+        with service.database.write() as session:
+            note_use(session, key_id, now)
+    except OperationalError as error:
+        log.warning("the use of a key is not noted", key=key_id, error=str(error.orig))
 
 
 def _require_local(request: Request) -> None:

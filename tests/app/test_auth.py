@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 from sqlalchemy import select
+from sqlalchemy.exc import OperationalError
 from starlette.testclient import TestClient
 
 from app.auth import POLICY, PUBLIC, is_loopback
 from app.main import create_app
 from app.pages import ROOMS
+from registry.database import Database
 from registry.keys import revoke_key
 from registry.settings import Settings
 from registry.tables import ApiKey, Scope, utc_now
@@ -227,6 +229,19 @@ def test_the_last_use_is_noted_once_a_minute(world: World) -> None:
         change(session, ApiKey, ApiKey.owner == "ann", {"last_used_at": old})
     world.client.get("/jobs", headers=key)
     assert used() > old
+
+
+def test_what_cannot_be_written_can_be_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a full disk."""
+    key = world.key("ann", "write")
+
+    def write(self: Database) -> Any:
+        raise OperationalError("UPDATE", {}, Exception("database or disk is full"))
+
+    monkeypatch.setattr(Database, "write", write)
+
+    assert world.client.get("/models", headers=key).status_code == 200
+    assert world.client.delete("/models/x", headers=key).status_code == 503
 
 
 # Without keys: this machine's user, and nobody else
