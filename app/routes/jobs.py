@@ -6,10 +6,11 @@ import time
 from collections.abc import AsyncIterator
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Header, Query, Response
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from sqlalchemy.orm import Session
+from starlette.requests import ClientDisconnect
 
 from app.auth import CallerDep
 from app.idempotency import Created, OnceDep
@@ -71,6 +72,7 @@ def list_jobs(
 )
 async def get_job(
     job: Id,
+    request: Request,
     service: ServiceDep,
     caller: CallerDep,
     response: Response,
@@ -83,6 +85,8 @@ async def get_job(
     found = await run_in_threadpool(load_job, service, caller.owner, job)
     while found.status not in TERMINAL and (left := until - time.monotonic()) > 0:
         await asyncio.sleep(min(LOOK_SECONDS, left))
+        if await request.is_disconnected():
+            raise ClientDisconnect
         found = await run_in_threadpool(load_job, service, caller.owner, job)
     if found.status in RETRY_AFTER:
         response.headers["Retry-After"] = RETRY_AFTER[found.status]

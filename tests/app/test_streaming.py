@@ -107,6 +107,16 @@ def test_a_client_that_leaves_takes_its_bytes_along(live: World, server: Server)
     assert not server.logged(level="error")
 
 
+def test_nobody_waits_for_a_client_that_has_left(live: World, server: Server) -> None:
+    live.ready_target("of-waits")
+    job = live.post_model("waits", "of-waits").json()["job"]["id"]
+    head = f"GET /jobs/{job}?wait=60 HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Request-Id: waiter\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as client:
+        client.sendall(head.encode())
+    wait_until(lambda: bool(server.logged(request_id="waiter", status=499)))
+    live.client.delete("/models/waits")
+
+
 @pytest.mark.parametrize("as_form", [False, True])
 def test_memory_does_not_grow_with_the_upload(live: World, server: Server, as_form: bool) -> None:
     name = f"memory-{as_form}"
