@@ -77,9 +77,11 @@ def local_path(uri: str, policy: FetchPolicy) -> Path:
         raise _not_below_roots(uri, policy) from error
     if not any(path.is_relative_to(root.resolve()) for root in policy.data_roots):
         raise _not_below_roots(uri, policy)
-    if not os.path.exists(path):  # noqa: PTH110 - pathlib raises for names that are too long
+    # os.path, because pathlib raises for names that are too long.
+    if not (os.path.isfile(path) or os.path.isdir(path)):  # noqa: PTH112, PTH113
         raise UriUnreachable(
-            f"there is nothing at {str(path)!r}", hint="the path is the server's, not the client's"
+            f"there is no file or folder at {str(path)!r}",
+            hint="the path is the server's, not the client's",
         )
     return path
 

@@ -24,13 +24,13 @@ def checked_url(uri: str, policy: FetchPolicy, base: httpx.URL | None = None) ->
         url = base.join(uri) if base else httpx.URL(uri)
     except httpx.InvalidURL as error:
         raise UriNotAllowed("this is not a URL", hint="write https://host/path") from error
-    if url.scheme != "https" or not url.host:
+    if url.scheme != "https" or not url.raw_host:
         raise UriNotAllowed(
             f"{shown(url)} is not https://…", hint="redirects, too, must lead to https://"
         )
     if url.userinfo:
         raise UriNotAllowed(
-            f"there are credentials in the URL of {url.host}",
+            f"there are credentials in the URL of {_place(url)[0]}",
             hint="use an address that needs none, such as a presigned one, or upload the file",
         )
     if _place(url) not in _allowed_places(policy):

@@ -216,7 +216,7 @@ def _validator(headers: httpx.Headers) -> _Validator | None:
         return _Validator("ETag", etag)
     try:
         age = parsedate_to_datetime(headers.get("Date", "")) - parsedate_to_datetime(modified)
-    except (ValueError, TypeError):  # TypeError: only one of them has a time zone
+    except (ValueError, OverflowError, TypeError):  # TypeError: only one of them has a time zone
         return None
     return _Validator("Last-Modified", modified) if age.total_seconds() >= SETTLED_S else None
 

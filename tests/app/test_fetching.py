@@ -203,6 +203,8 @@ def test_a_pipe_is_refused_at_once(root: Path, local: FetchPolicy) -> None:
     os.mkfifo(root / "pipe")
 
     assert refusal(f"file://{root}/pipe", local).code == "uri_unreachable"
+    with pytest.raises(UriUnreachable, match="no file or folder"):  # a target would wait for ever
+        local_path(f"file://{root}/pipe", local)
 
 
 def test_a_link_put_in_place_after_the_check_is_not_followed(
@@ -456,6 +458,7 @@ def test_an_address_that_is_listed_literally(site: Site, policy: FetchPolicy) ->
         "https:file.bin",
         "https://files.test:port/",
         "https://files.test:{port}/\n",
+        "https://xn--/file.bin",  # begins like punycode, and is none
     ],
 )
 def test_hosts_that_are_not_listed(site: Site, policy: FetchPolicy, uri: str) -> None:

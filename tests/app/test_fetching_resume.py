@@ -229,6 +229,7 @@ def test_an_old_date_is_as_good_as_a_strong_etag(
         {"ETag": "v1"},
         {"ETag": ""},
         {"Last-Modified": "yesterday"},
+        {"Last-Modified": f"Mon, 01 Jan 2024 00:00:00 +{10**18}"},
         {"Last-Modified": formatdate(4_000_000_000, usegmt=True)},
     ],
 )
