@@ -93,8 +93,8 @@ def play(grasp: Grasp, monkeypatch: pytest.MonkeyPatch) -> Play:
     return play
 
 
-@pytest.mark.parametrize("timeout", [0.0, 0.3, 2.0, 14.0, 20.0, 45.0, 100.0])
-@pytest.mark.parametrize("every", [0.25, 1.9, 7.0, HEARTBEAT_S])
+@pytest.mark.parametrize("timeout", [0.0, 2.0, 20.0, 100.0])
+@pytest.mark.parametrize("every", [0.25, 7.0, HEARTBEAT_S])
 def test_a_wait_ends_in_time(play: Play, timeout: float, every: float) -> None:
     clock = Clock(every)
 
