@@ -140,7 +140,10 @@ def opened_database() -> Iterator["Database"]:
     from registry.database import Database
 
     settings = read_settings()
-    database = Database(settings.database)
+    try:
+        database = Database(settings.database)
+    except OSError as error:
+        fail(f"{error.filename}: {error.strerror}: GRASP_HOME chooses another folder")
     try:
         if settings.embedded:
             database.migrate()

@@ -3,6 +3,7 @@ import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from importlib.metadata import entry_points, version
+from pathlib import Path
 
 import pytest
 from typer.core import TyperCommand, TyperGroup
@@ -194,6 +195,19 @@ def test_a_database_that_does_not_answer_is_told_in_a_line(
     assert result.exit_code == 2
     assert "the database does not answer: connection failed" in result.stderr
     assert "secret" not in result.stderr
+
+
+def test_a_home_that_cannot_be_used_is_told_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("GRASP_HOME", str(tmp_path / "file" / "home"))
+
+    result = invoke("admin", "keys", "list")
+
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"grasp: {tmp_path / 'file'}")
+    assert "GRASP_HOME" in result.stderr
 
 
 def test_a_worker_per_device_is_kept_running(monkeypatch: pytest.MonkeyPatch) -> None:
