@@ -177,7 +177,7 @@ def test_sources_of_other_classes_are_told_by_name(run: Run) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--set", "refine.epoch=4"], "refine.epoch: Extra inputs are not permitted"),
+        (["--set", "refine.epoch=4"], "refine.epoch: there is no such parameter"),
         (["--preprocess", "mean=grey"], "mean: Input should be a valid tuple"),
     ],
 )
