@@ -7,16 +7,21 @@ So ringing never fails a request, and never holds one up.
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sqlalchemy.orm import Session
 
 from registry.logs import get_log
 from registry.tables import DeviceClass
 
+if TYPE_CHECKING:
+    from celery import Celery
+    from kombu.connection import Connection
+
 RING = "grasp.ring"  # the task's name: the sender does not import the worker
 ANY_DEVICE = "grasp"
 CONNECT_S = 2.0
+ENOUGH = 100  # rings in a broker's queue: each wakes a worker, who then does all there is
 # Small messages that nobody waits for, and that do no harm when there are too many.
 CELERY: dict[str, Any] = {
     "accept_content": ["json"],
@@ -87,10 +92,11 @@ class CeleryBell:
         client = Celery(broker=self._broker_url)
         client.conf.update(CELERY)
         while True:
+            rings = self._take()
             try:
-                for ring in self._take():
-                    queue = celery_queue(ring.device_class)
-                    client.send_task(RING, args=[ring.queue_id], queue=queue, retry=False)
+                with client.pool.acquire(block=True) as connection:
+                    for ring in rings:
+                        _send(client, connection, ring)
             except Exception as error:  # whatever the transport raises; all others would, too
                 log.warning("the broker does not answer", error=str(error))
 
@@ -102,6 +108,17 @@ class CeleryBell:
                 rings.add(self._waiting.get_nowait())
             except Empty:
                 return rings
+
+
+def _send(client: "Celery", connection: "Connection", ring: Ring) -> None:
+    """Unless enough wait already: where no such worker runs, nobody ever takes them away."""
+    queue = celery_queue(ring.device_class)
+    channel = connection.default_channel
+    waiting = channel.queue_declare(queue, durable=True, auto_delete=False)  # type: ignore[no-untyped-call]
+    if waiting.message_count < ENOUGH:
+        client.send_task(
+            RING, args=[ring.queue_id], queue=queue, retry=False, connection=connection
+        )
 
 
 def broker_answers(broker_url: str) -> bool:

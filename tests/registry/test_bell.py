@@ -131,6 +131,25 @@ def test_a_ring_is_a_small_json_message_by_name(broker: str) -> None:
     client.close()
 
 
+def test_rings_that_nobody_takes_do_not_pile_up(
+    broker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("registry.bell.ENOUGH", 3)
+    bell = open_bell(broker)
+    client = redis.Redis.from_url(broker)
+    client.flushall()
+
+    for number in range(9):
+        bell(Ring(f"mdl_{number}", "gpu"))
+    bell(Ring("mdl_cpu", "cpu"))
+    until(lambda: client.llen(celery_queue("cpu")) == 1)
+    bell(Ring("mdl_cpu", "cpu"))
+    until(lambda: client.llen(celery_queue("cpu")) == 2)  # so all before it are done with
+
+    assert client.llen(celery_queue("gpu")) == 3
+    client.close()
+
+
 def test_a_broker_that_is_away_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
     nowhere = "redis://127.0.0.1:1/0"
     log = Mock()
