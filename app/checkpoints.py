@@ -2,11 +2,12 @@
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator
 from sqlalchemy.orm import Session, undefer
 
+from app.fields import Classes
 from app.receiving import parse_json
-from app.schemas import REFERENCE_PATTERN, Classes, In, Sha256, Text, UploadId, Uri
+from app.schemas import SourceCreate
 from registry.lookup import find_named
 from registry.safetensors_header import Header, HeaderReader
 from registry.sources import check_fit, require_usable
@@ -23,22 +24,10 @@ def _from_json(value: Any) -> Any:
         raise ValueError('must be a JSON list of names, such as ["F", "M"]') from None
 
 
-class SourceFields(In):
+class SourceFields(SourceCreate):
     """What comes beside the bytes, in whichever way they come."""
 
-    model: str = Field(pattern=REFERENCE_PATTERN)
-    name: Text | None = None
     classes: Annotated[Classes | None, BeforeValidator(_from_json)] = None
-    sha256: Sha256 | None = None
-    uri: Uri | None = None
-    upload: UploadId | None = None
-
-    @field_validator("classes")
-    @classmethod
-    def _differ(cls, classes: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        if classes and len(set(classes)) < len(classes):
-            raise ValueError("class names given twice")
-        return classes
 
 
 class CheckpointInspector:

@@ -259,3 +259,9 @@ BINARY: Responses = {
         },
     },
 }
+REPORT: Responses = {
+    200: {
+        "description": "The report",
+        "content": {"application/json": {"schema": {"title": "Report", "type": "object"}}},
+    }
+}

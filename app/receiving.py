@@ -14,8 +14,9 @@ from pydantic import BaseModel, ValidationError
 
 from app.auth import CallerDep
 from app.errors import DigestMismatch, InvalidJson, TooLarge
-from app.fetching import FetchPolicy, open_uri
+from app.fetching import open_uri
 from app.multipart import read_parts
+from app.service import Service
 from registry.blobs import BlobWriter
 from registry.errors import Unusable
 
@@ -42,18 +43,16 @@ class Reception:
 
     def __init__(
         self,
+        service: Service,
         writer: BlobWriter,
-        *,
-        max_bytes: int,
-        policy: FetchPolicy,
         fields: dict[str, Any],
         begin: Callable[[dict[str, Any], str], Awaitable[Inspector | None]],
     ) -> None:
         self.writer = writer
         self.fields = fields
         self.filename: str | None = None  # None: no file came
-        self._max_bytes = max_bytes
-        self._policy = policy
+        self._max_bytes = service.settings.max_upload_bytes
+        self._policy = service.fetching
         self._begin = begin
 
     async def receive(self, request: Request) -> None:
@@ -112,10 +111,7 @@ class Reception:
 
     def _check_length(self, length: int | str | None, more: int = 0) -> None:
         if length is not None and str(length).isdecimal() and int(length) > self._max_bytes + more:
-            raise TooLarge(
-                f"the upload is larger than {self._max_bytes} bytes",
-                hint="an administrator can raise GRASP_MAX_UPLOAD_BYTES",
-            )
+            raise too_large(self._max_bytes)
 
     def _check_digest(self, expected: str | None) -> None:
         if expected is not None and expected != self.writer.sha256():
@@ -123,6 +119,13 @@ class Reception:
                 f"the bytes that arrived have sha256 {self.writer.sha256()}, not {expected}",
                 hint="the file was changed or damaged on its way: send it again",
             )
+
+
+def too_large(max_bytes: int) -> TooLarge:
+    return TooLarge(
+        f"the upload is larger than {max_bytes} bytes",
+        hint="an administrator can raise GRASP_MAX_UPLOAD_BYTES",
+    )
 
 
 def is_type(request: Request, media_type: str) -> bool:

@@ -68,8 +68,7 @@ class Exchange:
         self.status, self.started = 500, False
         self._receive, self._send, self._metrics = receive, send, metrics
         self._began, self._answered = time.perf_counter(), math.inf
-        has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
-        self._more_body = has_body
+        self._more_body = has_body(headers)
         self._refusing = False
 
     @property
@@ -109,6 +108,10 @@ class Exchange:
             async with asyncio.timeout(LINGER_SECONDS):
                 while self._more_body and taken < LINGER_BYTES:
                     taken += len((await self.receive()).get("body", b""))
+
+
+def has_body(headers: Headers) -> bool:
+    return headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
 
 
 @contextmanager

@@ -1,53 +1,28 @@
 """What goes over the wire. Clients rely on it: fields may be added, never renamed."""
 
-import json
 from datetime import datetime
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from fastapi import Path, Query
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from app.fields import (
+    MAX_INT,
+    REFERENCE_PATTERN,
+    Classes,
+    Merge,
+    Name,
+    Sha256,
+    Text,
+    UploadId,
+    Uri,
+    check_preset,
+)
 from grasp_core.config import FoldConfig, PreprocessingOverrides
-from registry.lookup import MAX_PAGE
 from registry.states import JobKind, JobStatus, ModelStatus, TargetStatus
 from registry.tables import DeviceClass
 
 Item = TypeVar("Item")
-ID_PREFIXES = ("tgt_", "mdl_", "src_", "job_", "key_", "wrk_", "upl_")
-MAX_INT = 2**31 - 1  # what a database integer holds
-
-
-def _not_an_id(name: str) -> str:
-    if name.startswith(ID_PREFIXES):
-        raise ValueError("a name must not look like an id")
-    return name
-
-
-NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
-TEXT_PATTERN = r"^[^\x00-\x1f\x7f]+$"
-Name = Annotated[
-    str,
-    Field(pattern=NAME_PATTERN, description="Letters, digits, dot, dash and underscore."),
-    AfterValidator(_not_an_id),
-]
-Text = Annotated[str, Field(min_length=1, max_length=200, pattern=TEXT_PATTERN)]
-Classes = Annotated[tuple[Text, ...], Field(min_length=1, max_length=100_000, fail_fast=True)]
-SHA256_PATTERN = r"^[0-9a-f]{64}$"
-REFERENCE_PATTERN = r"^[A-Za-z0-9._-]{1,200}$"
-Sha256 = Annotated[str, Field(pattern=SHA256_PATTERN)]
-Uri = Annotated[str, Field(max_length=4096, pattern=TEXT_PATTERN)]
-UploadId = Annotated[str, Field(pattern=REFERENCE_PATTERN)]
 ONE_PLACE: dict[str, Any] = {"oneOf": [{"required": ["uri"]}, {"required": ["upload"]}]}
-
-Reference = Annotated[str, Path(pattern=REFERENCE_PATTERN, description="An id or a name.")]
-Id = Annotated[str, Path(pattern=REFERENCE_PATTERN, description="An id.")]
-Number = Annotated[int, Path(ge=1, le=MAX_INT, description="A version's number.")]
-RefFilter = Annotated[str | None, Query(pattern=REFERENCE_PATTERN, description="Only of this one.")]
-Limit = Annotated[int, Query(ge=1, le=MAX_PAGE, description="Items per page.")]
-Cursor = Annotated[
-    str | None,
-    Query(pattern=r"^[A-Za-z0-9_]{1,64}$", description="`next_cursor` of the page before."),
-]
 
 
 class In(BaseModel):
@@ -148,26 +123,6 @@ class TargetCreated(Out):
     job: JobRead
 
 
-def check_merge(merge: FoldConfig) -> FoldConfig:
-    try:
-        json.dumps(merge.model_dump(mode="json"), allow_nan=False)
-    except ValueError as error:
-        raise ValueError("NaN and infinity are no parameters") from error
-    if merge.device != "auto":
-        raise ValueError("the device is the worker's choice: set GRASP_DEVICE there")
-    return merge
-
-
-def _check_preset(merge: Any) -> Any:
-    """Before it is looked up by those who expect a name."""
-    if isinstance(merge, dict) and not isinstance(merge.get("preset"), str | None):
-        raise ValueError("preset: must be a name or null")
-    return merge
-
-
-Merge = Annotated[FoldConfig, BeforeValidator(_check_preset), AfterValidator(check_merge)]
-
-
 class ModelCreate(In):
     name: Name
     architecture: str = Field(pattern=REFERENCE_PATTERN, description="A timm model name.")
@@ -195,8 +150,6 @@ class ModelCreate(In):
         sizes = {self.image_size, self.preprocessing.image_size} - {None}
         if len(sizes) > 1:
             raise ValueError("image_size and preprocessing.image_size differ")
-        if self.classes and len(set(self.classes)) < len(self.classes):
-            raise ValueError("class names given twice")
         return self
 
     def overrides(self) -> PreprocessingOverrides:
@@ -213,7 +166,7 @@ class ModelUpdate(In):
     """What to change for later folds; the rest stays. `merge` may hold a part of its fields."""
 
     name: Name | None = None
-    merge: Annotated[dict[str, Any] | None, AfterValidator(_check_preset)] = None
+    merge: Annotated[dict[str, Any] | None, AfterValidator(check_preset)] = None
     keep_versions: int | None = Field(None, ge=1, le=MAX_INT)
     keep_sources: bool | None = None
     queue: DeviceClass | None = None

@@ -9,11 +9,12 @@ from fastapi.responses import HTMLResponse
 from sqlalchemy.orm import Session
 
 from app.charts.layers import layer_of
+from app.fields import MAX_INT, Reference
 from app.pages.lineage import accuracy, per_class
 from app.pages.measured import Measure
 from app.pages.rendering import PageDep
 from app.pages.reports import Report, flat, read_report, source_names
-from app.schemas import MAX_INT, Reference, VersionRead
+from app.schemas import VersionRead
 from app.service import ServiceDep
 from app.show import show_model, show_version
 from registry.lookup import find_named

@@ -8,11 +8,12 @@ from fastapi.responses import HTMLResponse
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from app.fields import Cursor, Id, RefFilter
 from app.pages.measured import STAGE_NAMES, measured
 from app.pages.origins import origins
 from app.pages.rendering import PageDep
 from app.pages.reports import Report, read_report, source_names
-from app.schemas import Cursor, Id, JobRead, RefFilter
+from app.schemas import JobRead
 from app.service import ServiceDep
 from app.show import show_job
 from registry.lookup import find, find_named, list_page

@@ -10,6 +10,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from app.charts import sparkline
+from app.fields import Cursor, Reference
 from app.pages.jobs import tasks
 from app.pages.lineage import accuracy, accuracy_chart, class_table, load_lineage
 from app.pages.origins import Origins, origins
@@ -17,7 +18,7 @@ from app.pages.parameters import fields
 from app.pages.rendering import PageDep
 from app.pages.reports import Ancestry, read_report, source_names
 from app.pages.words import percent
-from app.schemas import Cursor, JobRead, ModelRead, Reference, SourceRead
+from app.schemas import JobRead, ModelRead, SourceRead
 from app.service import ServiceDep
 from app.show import show_job, show_model, show_source, show_target
 from registry.lookup import find_named, list_page

@@ -9,8 +9,8 @@ from markupsafe import Markup
 from sqlalchemy import select
 
 from app.charts import bar
+from app.fields import Cursor, Reference
 from app.pages.rendering import PageDep
-from app.schemas import Cursor, Reference
 from app.service import ServiceDep
 from app.show import show_model, show_target
 from registry.lookup import find_named, list_page

@@ -3,8 +3,8 @@
 from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
 
+from app.fields import RefFilter
 from app.pages.rendering import PageDep
-from app.schemas import RefFilter
 from app.service import ServiceDep
 from app.show import show_model
 from registry.lookup import MAX_PAGE, list_page

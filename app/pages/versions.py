@@ -3,11 +3,11 @@
 from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
 
+from app.fields import Number, Reference
 from app.pages.measured import measured
 from app.pages.origins import origins
 from app.pages.rendering import PageDep
 from app.pages.reports import Report, flat, read_report, source_names
-from app.schemas import Number, Reference
 from app.service import ServiceDep
 from app.show import show_model, show_version
 from registry.lookup import find_named

@@ -13,9 +13,10 @@ from sqlalchemy.orm import Session
 from starlette.requests import ClientDisconnect
 
 from app.auth import CallerDep
+from app.fields import Cursor, Id, Limit, RefFilter
 from app.idempotency import Created, OnceDep
-from app.openapi import problems
-from app.schemas import Cursor, Id, JobRead, Limit, Page, RefFilter
+from app.openapi import REPORT, problems
+from app.schemas import JobRead, Page
 from app.service import Service, ServiceDep
 from app.show import show_job
 from registry.errors import BytesGone, Conflict, NotFound
@@ -187,13 +188,7 @@ def _require_bytes(session: Session, job: Job) -> None:
 @router.get(
     "/jobs/{job}/report",
     summary="What a fold or a dry run measured, also where it was rejected",
-    responses=problems(404)
-    | {
-        200: {
-            "content": {"application/json": {"schema": {"title": "Report", "type": "object"}}},
-            "description": "The report",
-        }
-    },
+    responses=REPORT | problems(404),
 )
 def get_job_report(job: Id, service: ServiceDep, caller: CallerDep) -> Response:
     with service.database.read() as session:

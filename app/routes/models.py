@@ -10,21 +10,17 @@ from sqlalchemy.orm import Session
 
 from app.auth import CallerDep
 from app.errors import InvalidJson
+from app.fields import Cursor, Limit, Reference, RefFilter, check_merge
 from app.idempotency import Created, Once, OnceDep
 from app.openapi import UPLOAD_PROBLEMS, body_of, model_body, problems
 from app.receiving import Reception, is_type, json_body, parse_json, read_json, validated
 from app.schemas import (
-    Cursor,
-    Limit,
     ModelCreate,
     ModelCreated,
     ModelInfo,
     ModelRead,
     ModelUpdate,
     Page,
-    Reference,
-    RefFilter,
-    check_merge,
 )
 from app.service import Service, ServiceDep
 from app.show import model_fields, show_job, show_model, show_source
@@ -73,13 +69,7 @@ async def create_model(request: Request, service: ServiceDep, once: OnceDep) -> 
         return HeaderReader(filename)
 
     with service.store.create() as writer:
-        reception = Reception(
-            writer,
-            max_bytes=service.settings.max_upload_bytes,
-            policy=service.fetching,
-            fields={},
-            begin=begin,
-        )
+        reception = Reception(service, writer, {}, begin)
         await reception.receive(request)
         fields = validated(ModelCreate, _described(reception.fields))
         weights = writer if reception.filename is not None else None

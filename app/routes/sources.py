@@ -9,24 +9,21 @@ from sqlalchemy import select
 
 from app.auth import CallerDep
 from app.checkpoints import CheckpointInspector, SourceFields, find_model
-from app.idempotency import Created, Once, OnceDep
-from app.openapi import UPLOAD_PROBLEMS, problems, upload_body
-from app.receiving import Reception, is_type, read_json, require_one_place, validated
-from app.schemas import (
+from app.fields import (
     REFERENCE_PATTERN,
     SHA256_PATTERN,
     TEXT_PATTERN,
     Cursor,
     Id,
     Limit,
-    Page,
     RefFilter,
     Sha256,
-    SourceCreate,
-    SourceCreated,
-    SourceRead,
     Text,
 )
+from app.idempotency import Created, Once, OnceDep
+from app.openapi import UPLOAD_PROBLEMS, problems, upload_body
+from app.receiving import Reception, is_type, read_json, require_one_place, validated
+from app.schemas import Page, SourceCreate, SourceCreated, SourceRead
 from app.service import Service, ServiceDep
 from app.show import show_job, show_source
 from app.uploads import take_upload
@@ -99,13 +96,7 @@ class Offer:
     ) -> None:
         self.service = service
         self.once = once
-        self.reception = Reception(
-            writer,
-            max_bytes=service.settings.max_upload_bytes,
-            policy=service.fetching,
-            fields=fields,
-            begin=self._begin,
-        )
+        self.reception = Reception(service, writer, fields, self._begin)
         self._inspector: CheckpointInspector | None = None
 
     async def receive(self, request: Request) -> JSONResponse | None:

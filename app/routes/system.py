@@ -10,9 +10,10 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from app.auth import CallerDep
+from app.fields import Cursor, Limit
 from app.metrics import CONTENT_TYPE, render_metrics
 from app.openapi import problems
-from app.schemas import Cursor, Health, Limit, Page, Readiness, WorkerRead
+from app.schemas import Health, Page, Readiness, WorkerRead
 from app.service import Service, ServiceDep
 from registry.bell import broker_answers
 from registry.blobs import StorageError

@@ -8,26 +8,19 @@ from fastapi.responses import JSONResponse
 
 from app.auth import CallerDep
 from app.fetching import local_path
-from app.idempotency import Created, Once, OnceDep
-from app.openapi import UPLOAD_PROBLEMS, problems, upload_body
-from app.receiving import Reception, is_type, read_json, require_one_place, validated
-from app.schemas import (
+from app.fields import (
     NAME_PATTERN,
     SHA256_PATTERN,
     Cursor,
-    In,
     Limit,
     Name,
-    Page,
     Reference,
     Sha256,
-    TargetCreate,
-    TargetCreated,
-    TargetRead,
-    TargetSamples,
-    UploadId,
-    Uri,
 )
+from app.idempotency import Created, Once, OnceDep
+from app.openapi import UPLOAD_PROBLEMS, problems, upload_body
+from app.receiving import Reception, is_type, read_json, require_one_place, validated
+from app.schemas import Page, TargetCreate, TargetCreated, TargetRead, TargetSamples
 from app.service import Service, ServiceDep
 from app.show import show_job, show_target
 from app.uploads import take_upload
@@ -42,13 +35,6 @@ from registry.targets import delete_target as delete_target_row
 from registry.uploads import delete_upload
 
 router = APIRouter(tags=["targets"])
-
-
-class TargetFields(In):
-    name: Name
-    uri: Uri | None = None
-    upload: UploadId | None = None
-    sha256: Sha256 | None = None
 
 
 @router.post(
@@ -83,7 +69,7 @@ async def create_target(
     request_id = request.state.request_id
     if is_type(request, "application/json"):
         values |= await read_json(request)
-        fields = validated(TargetFields, values)
+        fields = validated(TargetCreate, values)
         require_one_place(fields.uri, fields.upload)
         if fields.uri is not None and fields.uri.startswith("file:"):
             if fields.sha256 is not None:
@@ -103,18 +89,12 @@ async def _store_and_register(
     async def begin(values: dict[str, Any], _filename: str) -> None:
         """With the name before the file, one that cannot be had is refused at once."""
         if "name" in values:
-            fields = validated(TargetFields, values)
+            fields = validated(TargetCreate, values)
             if once.key is None:  # with one, a taken name may be this request's own
                 await run_in_threadpool(_require_free, service, once.owner, fields.name)
 
     with service.store.create() as writer:
-        reception = Reception(
-            writer,
-            max_bytes=service.settings.max_upload_bytes,
-            policy=service.fetching,
-            fields=values,
-            begin=begin,
-        )
+        reception = Reception(service, writer, values, begin)
         if values.get("uri") is not None:
             await reception.fetch(values["uri"])
         elif values.get("upload") is not None:
@@ -123,7 +103,7 @@ async def _store_and_register(
             await reception.receive(request)
         if reception.filename is None:
             raise Unusable("no file was sent", hint="send the archive in a part named file")
-        fields = validated(TargetFields, reception.fields)
+        fields = validated(TargetCreate, reception.fields)
         return await run_in_threadpool(_register, service, once, fields, writer, request_id)
 
 
@@ -132,21 +112,21 @@ def _require_free(service: Service, owner: str, name: str) -> None:
         require_free_name(session, Target, owner, name)
 
 
-def _content(fields: TargetFields, writer: BlobWriter | None) -> dict[str, Any]:
+def _content(fields: TargetCreate, writer: BlobWriter | None) -> dict[str, Any]:
     """What was asked: an upload by its id, which never stands for other bytes."""
     sha256 = writer.sha256() if writer and fields.upload is None else None
     return fields.model_dump() | {"content": sha256}
 
 
 def _replay(
-    service: Service, once: Once, fields: TargetFields, writer: BlobWriter | None
+    service: Service, once: Once, fields: TargetCreate, writer: BlobWriter | None
 ) -> JSONResponse | None:
     with service.database.read() as session:
         return once.replay(session, _content(fields, writer))
 
 
 def _register(
-    service: Service, once: Once, fields: TargetFields, writer: BlobWriter | None, request_id: str
+    service: Service, once: Once, fields: TargetCreate, writer: BlobWriter | None, request_id: str
 ) -> JSONResponse:
     before = _replay(service, once, fields, writer)  # what is refused, or known, leaves no blob
     if before is not None:

@@ -9,11 +9,12 @@ from fastapi.responses import JSONResponse
 
 from app.auth import CallerDep
 from app.checkpoints import CheckpointInspector
-from app.errors import TooLarge
+from app.fields import Cursor, Id, Limit
 from app.idempotency import Created, Once, OnceDep
 from app.openapi import UPLOAD_PROBLEMS, header_of, problems
-from app.receiving import is_type
-from app.schemas import Cursor, Id, Limit, Page, UploadRead
+from app.receiving import is_type, too_large
+from app.requests import has_body
+from app.schemas import Page, UploadRead
 from app.service import Service, ServiceDep
 from app.show import show_upload
 from app.tus import (
@@ -112,7 +113,7 @@ async def create_upload(
 ) -> JSONResponse:
     """`Location` is where to `PATCH` the bytes. The first of them may come with this request."""
     checksum = Checksum(upload_checksum) if upload_checksum else None
-    has_bytes = _has_body(request)
+    has_bytes = has_body(request.headers)
     if has_bytes:
         _require_media_type(request)
     created = await run_in_threadpool(_create, service, once, upload_length, upload_metadata)
@@ -216,10 +217,7 @@ def delete_upload(upload: Id, service: ServiceDep, caller: CallerDep) -> Respons
 
 def _create(service: Service, once: Once, size: int, metadata: str) -> JSONResponse:
     if size > service.settings.max_upload_bytes:
-        raise TooLarge(
-            f"the upload is larger than {service.settings.max_upload_bytes} bytes",
-            hint="an administrator can raise GRASP_MAX_UPLOAD_BYTES",
-        )
+        raise too_large(service.settings.max_upload_bytes)
     read_metadata(metadata)
     with service.database.write() as session:
 
@@ -268,11 +266,6 @@ def _state(upload: Upload) -> dict[str, str]:
     }
     metadata = upload.details["metadata"]
     return headers | ({"Upload-Metadata": metadata} if metadata else {})
-
-
-def _has_body(request: Request) -> bool:
-    length = request.headers.get("content-length", "0")
-    return length != "0" or "transfer-encoding" in request.headers
 
 
 def _require_media_type(request: Request) -> None:

@@ -9,22 +9,11 @@ from sqlalchemy.orm import Session
 
 from app.auth import CallerDep
 from app.downloads import send_elsewhere, send_file
+from app.fields import MAX_INT, Limit, Number, Reference, RefFilter
 from app.idempotency import Created, OnceDep
-from app.openapi import BINARY, CONDITIONS, body_of, problems
+from app.openapi import BINARY, CONDITIONS, REPORT, body_of, problems
 from app.receiving import json_body
-from app.schemas import (
-    MAX_INT,
-    Contribution,
-    Limit,
-    Number,
-    Page,
-    ParameterOrigin,
-    ProvenanceRead,
-    Reference,
-    RefFilter,
-    Rollback,
-    VersionRead,
-)
+from app.schemas import Contribution, Page, ParameterOrigin, ProvenanceRead, Rollback, VersionRead
 from app.service import Service, ServiceDep
 from app.show import show_version
 from registry.blobs import BlobDamaged
@@ -110,13 +99,7 @@ for path, endpoint in (
 @router.get(
     "/models/{model}/versions/{number}/report",
     summary="Everything the fold behind a version measured",
-    responses=problems(404, 409)
-    | {
-        200: {
-            "content": {"application/json": {"schema": {"title": "Report", "type": "object"}}},
-            "description": "The report",
-        }
-    },
+    responses=REPORT | problems(404, 409),
 )
 def get_report(
     model: Reference, number: Number, service: ServiceDep, caller: CallerDep

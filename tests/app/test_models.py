@@ -70,7 +70,7 @@ def test_initial_weights_are_the_first_source(world: World) -> None:
         ({"merge": {"taau": 0.1}}, 422, {"body.merge.taau"}),
         ({"merge": {"device": "cuda"}}, 422, {"body.merge"}),
         ({"merge": {"preset": ["paper"]}}, 422, {"body.merge"}),
-        ({"classes": ["F", "F"]}, 422, {"body"}),
+        ({"classes": ["F", "F"]}, 422, {"body.classes"}),
         ({"image_size": 64, "preprocessing": {"image_size": 32}}, 422, {"body"}),
         ({"keep_versions": 0}, 422, {"body.keep_versions"}),
         ({"keep_versions": 2**40}, 422, {"body.keep_versions"}),

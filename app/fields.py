@@ -1,0 +1,75 @@
+"""Values as requests carry them: what they look like, and where in a request they stand."""
+
+import json
+from typing import Annotated, Any
+
+from fastapi import Path, Query
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from grasp_core.config import FoldConfig
+from registry.lookup import MAX_PAGE
+
+ID_PREFIXES = ("tgt_", "mdl_", "src_", "job_", "key_", "wrk_", "upl_")
+MAX_INT = 2**31 - 1  # what a database integer holds
+
+
+def _not_an_id(name: str) -> str:
+    if name.startswith(ID_PREFIXES):
+        raise ValueError("a name must not look like an id")
+    return name
+
+
+def _differ(classes: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(classes)) < len(classes):
+        raise ValueError("class names given twice")
+    return classes
+
+
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
+TEXT_PATTERN = r"^[^\x00-\x1f\x7f]+$"
+Name = Annotated[
+    str,
+    Field(pattern=NAME_PATTERN, description="Letters, digits, dot, dash and underscore."),
+    AfterValidator(_not_an_id),
+]
+Text = Annotated[str, Field(min_length=1, max_length=200, pattern=TEXT_PATTERN)]
+Classes = Annotated[
+    tuple[Text, ...],
+    Field(min_length=1, max_length=100_000, fail_fast=True),
+    AfterValidator(_differ),
+]
+SHA256_PATTERN = r"^[0-9a-f]{64}$"
+REFERENCE_PATTERN = r"^[A-Za-z0-9._-]{1,200}$"
+Sha256 = Annotated[str, Field(pattern=SHA256_PATTERN)]
+Uri = Annotated[str, Field(max_length=4096, pattern=TEXT_PATTERN)]
+UploadId = Annotated[str, Field(pattern=REFERENCE_PATTERN)]
+
+Reference = Annotated[str, Path(pattern=REFERENCE_PATTERN, description="An id or a name.")]
+Id = Annotated[str, Path(pattern=REFERENCE_PATTERN, description="An id.")]
+Number = Annotated[int, Path(ge=1, le=MAX_INT, description="A version's number.")]
+RefFilter = Annotated[str | None, Query(pattern=REFERENCE_PATTERN, description="Only of this one.")]
+Limit = Annotated[int, Query(ge=1, le=MAX_PAGE, description="Items per page.")]
+Cursor = Annotated[
+    str | None,
+    Query(pattern=r"^[A-Za-z0-9_]{1,64}$", description="`next_cursor` of the page before."),
+]
+
+
+def check_merge(merge: FoldConfig) -> FoldConfig:
+    try:
+        json.dumps(merge.model_dump(mode="json"), allow_nan=False)
+    except ValueError as error:
+        raise ValueError("NaN and infinity are no parameters") from error
+    if merge.device != "auto":
+        raise ValueError("the device is the worker's choice: set GRASP_DEVICE there")
+    return merge
+
+
+def check_preset(merge: Any) -> Any:
+    """Before it is looked up by those who expect a name."""
+    if isinstance(merge, dict) and not isinstance(merge.get("preset"), str | None):
+        raise ValueError("preset: must be a name or null")
+    return merge
+
+
+Merge = Annotated[FoldConfig, BeforeValidator(check_preset), AfterValidator(check_merge)]
