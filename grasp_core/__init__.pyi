@@ -20,6 +20,7 @@ from .errors import BrokenImages as BrokenImages
 from .errors import CheckpointError as CheckpointError
 from .errors import CheckpointMismatch as CheckpointMismatch
 from .errors import ConfigError as ConfigError
+from .errors import DeviceError as DeviceError
 from .errors import FoldStopped as FoldStopped
 from .errors import GraspError as GraspError
 from .errors import TargetError as TargetError

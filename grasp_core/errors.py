@@ -2,6 +2,7 @@
 
 GraspError
 ├── ConfigError          a parameter makes no sense
+│   └── DeviceError          … because this machine has no such device
 ├── ArchitectureError    timm does not know the architecture, or cannot build it as asked
 ├── CheckpointError      a weights file cannot be used
 │   └── CheckpointMismatch   … because its tensors are not the model's: all differences, by name
@@ -49,6 +50,10 @@ def _restore(
 
 class ConfigError(GraspError):
     code = "invalid_config"
+
+
+class DeviceError(ConfigError):
+    code = "no_such_device"
 
 
 class ArchitectureError(GraspError):

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils import deterministic as _deterministic
 
 from grasp_core.config import FoldConfig, Precision
-from grasp_core.errors import ConfigError
+from grasp_core.errors import DeviceError
 from grasp_core.tasks import Batch
 
 uninitialized: Any = _deterministic  # its setting is hidden from type checkers
@@ -60,7 +60,7 @@ class Runtime:
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto` takes CUDA, then MPS, then the CPU. Raises ConfigError if there is no such device."""
+    """`auto` takes CUDA, then MPS, then the CPU. Raises DeviceError if there is no such device."""
     if name == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")
@@ -69,7 +69,7 @@ def choose_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ConfigError(
+        raise DeviceError(
             f"device {name!r} cannot be used: {error}", hint="auto takes the best there is"
         ) from error
     return device

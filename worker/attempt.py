@@ -13,7 +13,7 @@ import structlog
 from sqlalchemy.exc import NoResultFound, OperationalError
 from sqlalchemy.orm import Session
 
-from grasp_core.errors import GraspError
+from grasp_core.errors import DeviceError, GraspError
 from registry import queue
 from registry.blobs import Blob, BlobStore, StorageError, StorageFull
 from registry.collection import discard_blob
@@ -66,7 +66,8 @@ class Attempt:
     def run(self) -> None:
         """Bring the attempt to an end, whatever happens; of a lost one nothing is kept.
 
-        Raises StorageError, the job handed back, if the store does not answer at all.
+        Raises StorageError or DeviceError, the job handed back, if the store does not answer at
+        all, or if this worker's device cannot be used: none would fare better here.
         """
         try:
             self._run()
@@ -84,6 +85,9 @@ class Attempt:
             raise  # somebody else's job now, or nobody's
         except StorageError as error:  # not the job's fault
             self._blame_store(error)
+        except DeviceError as error:
+            self._hand_back(error.message)
+            raise
         except GraspError as error:
             self._fail(Failure(error.code, error.message, error.hint, retryable=False))
         except Exception as error:
@@ -100,6 +104,8 @@ class Attempt:
         match last:
             case Stopped():
                 self._hand_back("the worker stops")
+            case Failed(code=DeviceError.code):
+                raise DeviceError(last.message, hint=last.hint)
             case Failed():
                 if last.traceback:
                     log.error("attempt failed", code=last.code, traceback=last.traceback)

@@ -10,6 +10,7 @@ from threading import Event as Flag
 
 from sqlalchemy.exc import DBAPIError, InternalError, OperationalError, ProgrammingError
 
+from grasp_core.errors import DeviceError
 from registry.answers import forget_answers
 from registry.bell import open_bell
 from registry.blobs import BlobStore, StorageError
@@ -65,11 +66,14 @@ class Worker:
         self._nursery = Nursery(self._new_child, spare=settings.warm_spare)
 
     def run(self) -> None:
-        """Work until `stop` is called."""
+        """Work until `stop` is called. Raises SystemExit where it cannot work at all."""
         log.info("worker started", worker=self.id)
         try:
             with tracing("grasp-worker"):
                 self._run()
+        except DeviceError as error:
+            log.error("the worker cannot compute", error=str(error))
+            raise SystemExit(1) from error
         finally:
             self.close()
             self._idle.set()

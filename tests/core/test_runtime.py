@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from grasp_core import ConfigError, FoldConfig, Runtime
+from grasp_core import DeviceError, FoldConfig, Runtime
 from grasp_core.runtime import choose_device, choose_format, deterministic, uninitialized
 from grasp_core.seeds import derive_seed
 from grasp_core.tasks import Batch
@@ -26,7 +26,7 @@ def test_auto_takes_the_best_device(
 
 @pytest.mark.parametrize("name", ["no such device", "xpu"])
 def test_a_device_that_is_not_there_is_a_clear_error(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"device '{name}' cannot be used") as caught:
+    with pytest.raises(DeviceError, match=f"device '{name}' cannot be used") as caught:
         choose_device(name)
 
     assert caught.value.hint == "auto takes the best there is"

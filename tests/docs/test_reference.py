@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 ERRORS = (ROOT / "docs/reference/errors.md").read_text()
 ROOMS = ("app.", "registry.", "worker.", "grasp_core.")
 BASES = {"grasp_error", "registry_error", "fetch_error"}  # of others, never raised themselves
-IN_LOGS_ONLY = {"lease_lost", "stopped"}
+IN_LOGS_ONLY = {"lease_lost", "no_such_device", "stopped"}
 WORKER_CODES = re.compile(r'(?:Failed|Failure)\(\s*"(\w+)"|"code": "(\w+)"')
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from grasp_core.config import Preprocessing
-from grasp_core.errors import CheckpointError, TargetError
+from grasp_core.errors import CheckpointError, DeviceError, TargetError
 from grasp_core.files import atomic_write
 from grasp_core.manifest import Manifest, TensorSpec
 from worker.tasks import (
@@ -147,6 +147,8 @@ class FakeFold(FoldSource):
                 raise ValueError("something unforeseen")
             case "refuse":
                 raise CheckpointError("this checkpoint is no good", hint="train it again")
+            case "unplug":
+                raise DeviceError("device 'cuda' cannot be used")
             case "exit":
                 os._exit(7)
             case "die":

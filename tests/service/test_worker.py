@@ -145,6 +145,20 @@ def test_a_store_that_is_away_costs_no_attempt_and_is_waited_for(
     assert place.hashes(model) == chain([source])
 
 
+def test_a_worker_without_its_device_hands_its_job_back_and_ends(place: Place) -> None:
+    model = place.ready_model()
+    job = place.offer(model, source := checkpoint("a", "unplug"))
+
+    with place.worker() as broken, pytest.raises(SystemExit):
+        broken.run()
+    waiting = place.job(job)
+    with place.worker() as other:
+        assert other.drain() == 1
+
+    assert (waiting.status, waiting.attempts, waiting.failures) == ("queued", 0, [])
+    assert place.hashes(model) == chain([source])
+
+
 def test_what_was_folded_onto_a_version_that_is_no_longer_newest_is_folded_again(
     place: Place,
 ) -> None:
