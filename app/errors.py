@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from app.downloads import RangeNotSatisfiable
+from grasp_core.config import plain_words
 from grasp_core.errors import CheckpointMismatch, GraspError
 from registry.logs import get_log
 
@@ -144,7 +145,8 @@ def phrase(status: int) -> str:
 
 def field_errors(errors: Any) -> list[FieldError]:
     return [
-        FieldError(where=".".join(map(str, error["loc"])), message=error["msg"]) for error in errors
+        FieldError(where=".".join(map(str, error["loc"])), message=plain_words(error["msg"]))
+        for error in errors
     ]
 
 

@@ -179,8 +179,12 @@ def validated(schema: type[Fields], values: dict[str, Any]) -> Fields:
     try:
         return schema.model_validate(values)
     except ValidationError as error:
-        errors = [{**e, "loc": ("body", *e["loc"])} for e in error.errors()]
-        raise RequestValidationError(errors) from error
+        raise wrong_values(error, "body") from error
+
+
+def wrong_values(error: ValidationError, *where: str) -> RequestValidationError:
+    """As FastAPI would tell it of values that were found there."""
+    return RequestValidationError([{**e, "loc": (*where, *e["loc"])} for e in error.errors()])
 
 
 async def batched(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+    model_validator,
+)
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Granularity = Literal["tensor", "channel", "element"]
@@ -24,6 +33,15 @@ Stage = Literal[  # what a fold does, in this order
     "evaluate",
     "publish",
 ]
+
+
+def plain_words(message: str) -> str:
+    """What pydantic says of a value that is wrong, as one would say it."""
+    if "should match pattern '^[A-Za-z0-9" in message:
+        return "only letters, digits, dots, dashes and underscores make a name"
+    if message == "Extra inputs are not permitted":
+        return "there is no such parameter"
+    return message.removeprefix("Value error, ")
 
 
 class Frozen(BaseModel):
@@ -160,6 +178,15 @@ class FoldConfig(Frozen):
         "auto", description="auto takes CUDA, then MPS, then the CPU. The service decides itself."
     )
     seed: int = Field(0, description="Of every random choice, with the version and the source.")
+
+    @field_validator("tau", mode="wrap")
+    @classmethod
+    def _number_or_auto(cls, value: object, validate: ValidatorFunctionWrapHandler) -> object:
+        """One message, instead of one for each kind that it could have been."""
+        try:
+            return validate(value)
+        except ValidationError as error:
+            raise ValueError("must be a number from 0 to 1, or auto") from error
 
     @model_validator(mode="before")
     @classmethod

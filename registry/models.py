@@ -4,11 +4,9 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from pydantic import ValidationError
 from sqlalchemy.orm import Session
 
 from grasp_core.config import PRESETS, FoldConfig, ModelSpec, PreprocessingOverrides
-from registry.errors import Unusable
 from registry.ids import new_id
 from registry.naming import add_named
 from registry.queue import Lease, close, drop_queue, enqueue, lock_queue, open_queue
@@ -88,18 +86,11 @@ def spec_of(model: Model) -> ModelSpec:
 def changed_merge(model: Model, changes: Mapping[str, Any]) -> FoldConfig:
     """The model's parameters with some replaced; a preset replaces all it names.
 
-    Raises Unusable, naming each value that makes no sense.
+    Raises ValidationError.
     """
     name = changes.get("preset")
     preset = PRESETS.get(name, {}) if isinstance(name, str) else {}
-    merged = _merged(_merged(model.merge, preset), changes)
-    try:
-        return FoldConfig.model_validate(merged)
-    except ValidationError as error:
-        wrong = "; ".join(
-            f"{'.'.join(('merge', *map(str, e['loc'])))}: {e['msg']}" for e in error.errors()
-        )
-        raise Unusable(wrong, hint="GET the model's info for its present parameters") from error
+    return FoldConfig.model_validate(_merged(_merged(model.merge, preset), changes))
 
 
 def delete_model(session: Session, model: Model) -> None:

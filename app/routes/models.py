@@ -5,6 +5,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
+from pydantic import ValidationError
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
@@ -13,7 +14,15 @@ from app.errors import InvalidJson
 from app.fields import Cursor, Limit, Reference, RefFilter, check_merge
 from app.idempotency import Created, Once, OnceDep
 from app.openapi import UPLOAD_PROBLEMS, body_of, model_body, problems
-from app.receiving import Reception, is_type, json_body, parse_json, read_json, validated
+from app.receiving import (
+    Reception,
+    is_type,
+    json_body,
+    parse_json,
+    read_json,
+    validated,
+    wrong_values,
+)
 from app.schemas import (
     ModelCreate,
     ModelCreated,
@@ -235,6 +244,8 @@ def update_model(
 def _checked_merge(model: Model, changes: dict[str, Any]) -> dict[str, Any]:
     try:
         return check_merge(changed_merge(model, changes)).model_dump(mode="json")
+    except ValidationError as error:
+        raise wrong_values(error, "body", "merge") from error
     except ValueError as error:
         raise Unusable(f"merge: {error}") from error
 

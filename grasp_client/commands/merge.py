@@ -19,11 +19,10 @@ from grasp_client.commands.arguments import (
     parse_classes,
     parse_settings,
 )
-from grasp_client.commands.mistakes import wrong_fields
 from grasp_client.commands.session import NOT_DONE, AsJson, Output, in_words
 from grasp_client.commands.waiting import INTERRUPTED
 from grasp_client.local import convert_file, needing
-from grasp_core.config import FoldConfig, ModelSpec, PreprocessingOverrides
+from grasp_core.config import FoldConfig, ModelSpec, PreprocessingOverrides, plain_words
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -234,8 +233,9 @@ def _checked(kind: type[Values], option: str, values: dict[str, Any]) -> Values:
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        wrong = wrong_fields((e["loc"], e["msg"]) for e in error.errors())
-        raise typer.BadParameter("; ".join(wrong), param_hint=option) from error
+        told = ((".".join(map(str, e["loc"])), plain_words(e["msg"])) for e in error.errors())
+        wrong = "; ".join(": ".join(filter(None, words)) for words in told)
+        raise typer.BadParameter(wrong, param_hint=option) from error
 
 
 def _names(text: str | None) -> tuple[str, ...] | None:

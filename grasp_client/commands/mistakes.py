@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from grasp_client.errors import (
@@ -22,8 +21,7 @@ if TYPE_CHECKING:
     from grasp_client import Grasp
 
 SHOWN = 3  # tensors of each kind of difference
-PLAIN = re.compile(r"\w+")  # a step of a path that is a name or a number
-PLACES = ("body", "query", "path")  # where in the request it was
+PLACE = re.compile(r"^(body|query|path)(\.|$)")  # where in the request a value was
 NO_SUCH = re.compile(r"there is no (model|target|source|job) '(.*)'")
 
 
@@ -94,25 +92,6 @@ def _about_classes(error: CheckpointMismatch) -> str | None:
 
 
 def _fields(error: Refused) -> list[str]:
-    return wrong_fields((e["where"].split("."), e["message"]) for e in error.errors)
-
-
-def wrong_fields(errors: Iterable[tuple[Sequence[object], str]]) -> list[str]:
-    """What is wrong with each field, by its path: what pydantic says, as far as it concerns users.
-
-    Where a field may be of several kinds, each of them complains, and adds itself to the path.
-    """
-    found: dict[str, list[str]] = {}
-    for path, message in errors:
-        words = takewhile(PLAIN.fullmatch, map(str, path))
-        name = ".".join(word for word in words if word not in PLACES)
-        found.setdefault(name, []).append(_plainly(message))
-    return [": ".join(filter(None, (name, ", or ".join(said)))) for name, said in found.items()]
-
-
-def _plainly(message: str) -> str:
-    if "should match pattern '^[A-Za-z0-9" in message:
-        return "only letters, digits, dots, dashes and underscores make a name"
-    if message == "Extra inputs are not permitted":
-        return "there is no such parameter"
-    return message.removeprefix("Value error, ")
+    """Every value that is wrong, by its name."""
+    named = ((PLACE.sub("", e["where"]), e["message"]) for e in error.errors)
+    return [": ".join(filter(None, words)) for words in named]

@@ -66,7 +66,7 @@ def test_initial_weights_are_the_first_source(world: World) -> None:
     [
         ({}, 422, {"body.name", "body.architecture", "body.target"}),
         ({"name": "mdl_x", "architecture": "a", "target": "faces"}, 422, {"body.name"}),
-        ({"merge": {"tau": 2}}, 422, {"body.merge.tau.constrained-float"}),
+        ({"merge": {"tau": 2}}, 422, {"body.merge.tau"}),
         ({"merge": {"taau": 0.1}}, 422, {"body.merge.taau"}),
         ({"merge": {"device": "cuda"}}, 422, {"body.merge"}),
         ({"merge": {"preset": ["paper"]}}, 422, {"body.merge"}),
@@ -225,6 +225,18 @@ def test_a_wrong_patch_changes_nothing(
     with world.nothing_left():
         answer = world.client.patch("/models/merged", content=content)
     assert (answer.status_code, answer.json()["code"]) == (status, code), answer.text
+
+
+def test_a_wrong_parameter_is_named_in_plain_words(world: World) -> None:
+    world.ready_model()
+    merge = {"tau": 7, "tua": 0.3}
+
+    answer = world.client.patch("/models/merged", json={"merge": merge})
+
+    assert answer.json()["errors"] == [
+        {"where": "body.merge.tau", "message": "must be a number from 0 to 1, or auto"},
+        {"where": "body.merge.tua", "message": "there is no such parameter"},
+    ]
 
 
 def test_a_preset_replaces_what_it_names(world: World) -> None:

@@ -12,7 +12,6 @@ from typer.testing import CliRunner, Result
 from grasp_client import sending, uploads
 from grasp_client.cli import cli
 from grasp_client.commands import bars
-from grasp_client.commands.mistakes import wrong_fields
 from grasp_client.commands.tables import listed
 from grasp_client.jobs import Jobs
 from tests.app.world import Server, World
@@ -132,24 +131,12 @@ def test_a_zip_is_not_advised_to_be_pushed(run: Run) -> None:
         (["models", "show", "a b"], "model: only letters, "),
         ([*NEW, "--target", "a b"], "target: only letters, "),
         ([*NEW, "--set", "taus=1"], "merge.taus: there is no such parameter"),
-        ([*NEW, "--set", "tau=7"], "merge.tau: "),
+        ([*NEW, "--set", "tau=7"], "merge.tau: must be a number from 0 to 1, or auto"),
+        (["models", "update", "merged", "--set", "taus=1"], "merge.taus: there is no such"),
     ],
 )
 def test_a_wrong_value_is_explained_by_its_name(run: Run, words: list[str], said: str) -> None:
     assert run(*words, code=1).stderr.startswith(f"grasp: {said}")
-
-
-def test_what_may_be_of_several_kinds_is_named_once() -> None:
-    errors = [
-        (("body", "merge", "tau", "constrained-float"), "Input should be less than 1"),
-        (("body", "merge", "tau", "literal['auto']"), "Input should be 'auto'"),
-        ((), "Value error, class names given twice: a"),
-    ]
-
-    assert wrong_fields(errors) == [
-        "merge.tau: Input should be less than 1, or Input should be 'auto'",
-        "class names given twice: a",
-    ]
 
 
 def test_the_version_is_an_option_too(run: Run) -> None:
