@@ -14,6 +14,7 @@ from tests.worker.waiting import until
 
 MODELS = 3
 WORKERS = 2
+TICKS = 100  # two seconds at least: none is done before the store is gone
 
 
 class Store:
@@ -46,7 +47,7 @@ def test_while_the_store_is_away_no_job_loses_an_attempt(
     blob_url = f"s3://{Bucket.make(store.endpoint).name}/blobs"
     with make_cluster(workers=WORKERS, blob_url=blob_url, blob_endpoint=store.endpoint) as cluster:
         models = cluster.client.make_models(MODELS)
-        files = {model: checkpoint(f"source of {model}", ticks=20) for model in models}
+        files = {model: checkpoint(f"source of {model}", ticks=TICKS) for model in models}
         jobs = [cluster.client.offer(m, "source", data)["job"]["id"] for m, data in files.items()]
         until(lambda: any("pid" in cluster.job(job).metrics for job in jobs))
 
