@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -90,7 +91,7 @@ class ModelSpec(Frozen):
 
     @model_validator(mode="after")
     def _classes_differ(self) -> ModelSpec:
-        doubled = sorted({name for name in self.classes if self.classes.count(name) > 1})
+        doubled = sorted(name for name, count in Counter(self.classes).items() if count > 1)
         if doubled:
             raise ValueError(f"class names given twice: {', '.join(doubled)}")
         return self
