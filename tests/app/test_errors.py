@@ -16,6 +16,7 @@ from grasp_core.errors import GraspError
 from registry.database import Database
 from registry.errors import RegistryError
 from tests.app.world import World, checkpoint
+from tests.servers import serving_postgres
 
 REQUIRED = {"type", "title", "status", "detail", "code", "request_id"}
 
@@ -139,6 +140,19 @@ def test_a_database_that_is_gone(make_world: Callable[..., World]) -> None:
     answer = world.client.get("/readyz")
     assert (answer.status_code, answer.json()["checks"]["database"]) == (503, "OperationalError")
     assert world.client.get("/healthz").status_code == 200
+
+
+def test_a_database_without_tables(make_world: Callable[..., World]) -> None:
+    with serving_postgres() as server:
+        world = make_world(database_url=server.url())
+
+        problem = assert_problem(world.client.get("/models"), 503, "unavailable")
+        ready = world.client.get("/readyz")
+
+        assert "`grasp admin migrate`" in problem["hint"]
+        assert ready.status_code == 503
+        assert ready.json()["checks"]["database"] == "ProgrammingError"
+        world.app.state.service.database.close()
 
 
 def test_a_disk_that_is_gone(world: World) -> None:
