@@ -211,28 +211,22 @@ async def _on_deleted(_request: Request, _error: Exception) -> JSONResponse:
 
 
 async def _on_database_error(_request: Request, error: Exception) -> JSONResponse:
-    get_log(__name__).error("the database does not answer", exc_info=error)
-    return problem(
-        503,
-        "unavailable",
-        "the database does not answer",
-        headers={"Retry-After": str(RETRY_SECONDS)},
-        hint="try again; the log says why: perhaps a full disk, or a server that is gone",
-    )
+    hint = "try again; the log says why: perhaps a full disk, or a server that is gone"
+    return _unavailable(error, "the database does not answer", hint)
 
 
 async def _on_programming_error(_request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, ProgrammingError)  # noqa: S101
     if getattr(error.orig, "sqlstate", None) not in NO_SUCH_TABLE_OR_COLUMN:
         return unexpected(error)
-    get_log(__name__).error("the tables are not of this release", exc_info=error)
-    return problem(
-        503,
-        "unavailable",
-        "the tables of the database are not of this release",
-        headers={"Retry-After": str(RETRY_SECONDS)},
-        hint="an operator can mend that with `grasp admin migrate`",
-    )
+    hint = "an operator can mend that with `grasp admin migrate`"
+    return _unavailable(error, "the tables of the database are not of this release", hint)
+
+
+def _unavailable(error: Exception, why: str, hint: str) -> JSONResponse:
+    get_log(__name__).error(why, exc_info=error)
+    headers = {"Retry-After": str(RETRY_SECONDS)}
+    return problem(503, "unavailable", why, headers=headers, hint=hint)
 
 
 def unexpected(error: Exception) -> JSONResponse:

@@ -83,26 +83,19 @@ def test_a_cpu_worker_leaves_models_for_the_gpu_alone(only_rings: MakeCluster) -
         assert cluster.client.ended(waiting)["status"] == "succeeded"
 
 
-def test_a_worker_whose_loop_dies_does_not_stay_to_listen(
-    no_settings: None, tmp_path: Path, database_url: str, redis: Redis
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [("work_folder", "worker started"), ("blob_folder", "the worker cannot begin")],
+)
+def test_a_worker_that_cannot_begin_or_dies_does_not_stay_to_listen(
+    no_settings: None, tmp_path: Path, database_url: str, redis: Redis, broken: str, said: str
 ) -> None:
     settings = Settings(home=tmp_path / "home", database_url=database_url, broker_url=redis.url)
     settings.home.mkdir()
-    settings.work_folder.touch()  # which should be a folder
+    getattr(settings, broken).touch()  # which should be a folder
     with Process(WORKER, settings) as worker:
         assert worker.wait() == 1
-        assert worker.says("worker started")
-
-
-def test_a_worker_that_cannot_begin_does_not_stay_to_listen(
-    no_settings: None, tmp_path: Path, database_url: str, redis: Redis
-) -> None:
-    settings = Settings(home=tmp_path / "home", database_url=database_url, broker_url=redis.url)
-    settings.home.mkdir()
-    settings.blob_folder.touch()  # which should be a folder
-    with Process(WORKER, settings) as worker:
-        assert worker.wait() == 1
-        assert worker.says("the worker cannot begin")
+        assert worker.says(said)
 
 
 def test_the_celery_command_starts_a_worker(only_rings: MakeCluster) -> None:
