@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from grasp_client import Model
 
 CONVERTED = frozenset({".pt", ".pth", ".ckpt", ".bin"})
-UNLIKELY = 7919  # outputs: no other tensor of a head has as many rows
 
 
 @contextmanager
@@ -49,48 +48,15 @@ def convert_file(
     path: Path,
     output: Path,
     architecture: str | None,
-    classes: tuple[str, ...] | None,
+    classes: Sequence[str] | None,
     *,
     ema: bool,
 ) -> str:
     """Write a torch file's weights as safetensors; return the sha256. Raises GraspError."""
     with needing("worker", "converting"):
-        from grasp_core import ModelSpec, convert_checkpoint
+        from grasp_core import convert_checkpoint
 
-        if architecture and not classes:
-            return _convert_unnamed(path, output, architecture, ema=ema)
-        spec = ModelSpec(architecture=architecture, classes=classes) if architecture else None
-        return convert_checkpoint(path, output, spec=spec, classes=classes, ema=ema)
-
-
-def _convert_unnamed(path: Path, output: Path, architecture: str, *, ema: bool) -> str:
-    """As this architecture, with as many outputs as the file has; what they mean, nobody knows."""
-    from grasp_core import (
-        Checkpoint,
-        ModelSpec,
-        convert_checkpoint,
-        make_manifest,
-        write_checkpoint,
-    )
-
-    def spec(count: int) -> ModelSpec:
-        return ModelSpec(architecture=architecture, classes=tuple(map(str, range(count))))
-
-    asked = spec(UNLIKELY)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as folder:
-        checked = Path(folder, "checked")
-        try:
-            convert_checkpoint(path, checked, spec=asked, ema=ema)
-        except CheckpointMismatch as error:
-            heads = make_manifest(asked).heads() & error.mismatches.wrong_shape.keys()
-            counts = {error.mismatches.wrong_shape[name][1][0] for name in heads}
-            if len(counts) != 1:
-                raise
-            convert_checkpoint(path, checked, spec=spec(counts.pop()), ema=ema)
-        weights = Checkpoint(checked)
-        info = weights.info.model_copy(update={"classes": None})
-        return write_checkpoint(output, weights, info)
+        return convert_checkpoint(path, output, architecture=architecture, classes=classes, ema=ema)
 
 
 def export_folder(weights: Path, folder: Path, name: str, report: Mapping[str, Any]) -> None:

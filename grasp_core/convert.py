@@ -38,6 +38,7 @@ EMA_KEYS = (
 )
 WRAPPERS = ("module", "model", "net", "timm_model")  # attributes that hold the whole model
 INSERTED = re.compile(r"(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+UNNAMED = tuple(map(str, range(7919)))  # so many rows no other tensor of a head has
 COUNTERS = frozenset({"n_averaged"})  # torch.optim.swa_utils.AveragedModel, beside its module
 
 RESAVE = (
@@ -50,6 +51,7 @@ def convert_checkpoint(
     output: str | Path,
     *,
     spec: ModelSpec | None = None,
+    architecture: str | None = None,
     classes: Sequence[str] | None = None,
     ema: bool = True,
 ) -> str:
@@ -62,20 +64,24 @@ def convert_checkpoint(
 
     With a `spec` the result is known to be such a model, and says so; `classes` names its outputs
     if they are not the spec's. What lies beside a complete wrapped model (a loss's weights, metric
-    states) is then left out.
+    states) is then left out. An `architecture` alone does as well: without `classes` it has as many
+    outputs as the weights have.
 
     Raises CheckpointError if the file is no torch file, holds no weights, or needs objects that
     only unpickling could restore, and CheckpointMismatch, with every difference by name, if the
     weights are not those of the spec.
     """
     path = Path(path)
-    manifest = make_manifest(spec) if spec else None
     names = tuple(classes) if classes else (spec.classes if spec else None)
+    if spec is None and architecture is not None:
+        spec = ModelSpec(architecture=architecture, classes=names or UNNAMED)
+    manifest = make_manifest(spec) if spec else None
     state = _find_state(_load(path), (*EMA_KEYS, *PLAIN_KEYS) if ema else (*PLAIN_KEYS, *EMA_KEYS))
     _require_storable(state, path.name)
     state = _unwrap_names(state, manifest)
-    if manifest and names:
-        manifest.require(_describe(state), name=path.name, classes=len(names))
+    if manifest:
+        count = len(names) if names else _count_outputs(state, manifest)
+        manifest.require(_describe(state), name=path.name, classes=count)
     info = CheckpointInfo(
         architecture=spec.architecture if spec else None,
         classes=names,
@@ -219,6 +225,12 @@ def _wrapper_prefixes(name: str) -> Iterator[str]:
             return
         end += len(part) + 1
         yield name[:end]
+
+
+def _count_outputs(state: State, manifest: Manifest) -> int:
+    """As many as all of the head has rows; the manifest's own number where that is not clear."""
+    found = {len(state[name]) for name in manifest.heads() if name in state and state[name].ndim}
+    return found.pop() if len(found) == 1 else manifest.classes
 
 
 def _describe(state: State) -> dict[str, Found]:

@@ -207,6 +207,28 @@ def test_classes_of_its_own_count_for_the_head(tmp_path: Path) -> None:
     assert (info.architecture, info.classes) == ("test_resnet", names)
 
 
+@pytest.mark.parametrize("names", [None, ("cat", "dog", "owl")])
+def test_an_architecture_has_as_many_outputs_as_its_weights(
+    tmp_path: Path, weights: dict[str, Tensor], names: tuple[str, ...] | None
+) -> None:
+    converted(tmp_path, {"state_dict": weights}, architecture="test_resnet", classes=names)
+
+    assert Checkpoint(tmp_path / "out.safetensors").info == CheckpointInfo(
+        architecture="test_resnet", classes=names, preprocessing=resolve_preprocessing(SPEC)
+    )
+
+
+def test_an_architecture_without_classes_is_checked_all_the_same(
+    tmp_path: Path, weights: dict[str, Tensor]
+) -> None:
+    torch.save(weights | {"fc.bias": torch.zeros(2)}, tmp_path / "in.pt")
+
+    error = refused(tmp_path, architecture="test_resnet")
+
+    assert isinstance(error, CheckpointMismatch)
+    assert set(error.mismatches.wrong_shape) == {"fc.weight", "fc.bias"}
+
+
 def test_classes_are_remembered_without_a_spec(tmp_path: Path) -> None:
     converted(tmp_path, state(), classes=["a", "b"])
 
