@@ -47,6 +47,8 @@ def worker(
     from worker.main import main, run_many
 
     settings = read_settings()
+    with telling_of_home():
+        settings.home.mkdir(parents=True, exist_ok=True)
     if devices is None and concurrency == 1:
         main()
     else:
@@ -140,10 +142,8 @@ def opened_database() -> Iterator["Database"]:
     from registry.database import Database
 
     settings = read_settings()
-    try:
+    with telling_of_home():
         database = Database(settings.database)
-    except OSError as error:
-        fail(f"{error.filename}: {error.strerror}: GRASP_HOME chooses another folder")
     try:
         if settings.embedded:
             database.migrate()
@@ -155,6 +155,15 @@ def opened_database() -> Iterator["Database"]:
         fail(f"the database does not answer: {error.orig}")
     finally:
         database.close()
+
+
+@contextmanager
+def telling_of_home() -> Iterator[None]:
+    """That a folder cannot be used, in a line."""
+    try:
+        yield
+    except OSError as error:
+        fail(f"{error.filename}: {error.strerror}: GRASP_HOME chooses another folder")
 
 
 def read_settings() -> "Settings":

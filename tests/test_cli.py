@@ -197,13 +197,14 @@ def test_a_database_that_does_not_answer_is_told_in_a_line(
     assert "secret" not in result.stderr
 
 
+@pytest.mark.parametrize("command", [("admin", "keys", "list"), ("worker",)])
 def test_a_home_that_cannot_be_used_is_told_in_a_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("GRASP_HOME", str(tmp_path / "file" / "home"))
 
-    result = invoke("admin", "keys", "list")
+    result = invoke(*command)
 
     assert result.exit_code == 2
     assert result.stderr.startswith(f"grasp: {tmp_path / 'file'}")
