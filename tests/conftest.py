@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# No test depends on how fast the machine is.
-settings.register_profile("any-speed", deadline=None)
-settings.load_profile("any-speed")
+# No test depends on how fast the machine is, or on chance. To look further: CONTRIBUTING.md.
+settings.register_profile("repeatable", deadline=None, derandomize=True)
+settings.register_profile("explore", deadline=None, max_examples=1000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ def ticks(low: float, high: float, count: int = 4) -> list[float]:
     """About `count` round values that enclose everything from `low` to `high`."""
     about = max(abs(low), abs(high), SMALLEST)
     spread = high - low
-    step = _round_up(spread / count if spread > SMALLEST * about else about)
+    step = _round_up(spread / count if spread > SMALLEST * max(about, 1.0) else about)
     first = math.floor(low / step + 1e-9)
     last = max(math.ceil(high / step - 1e-9), first + 1)
     return [round(i * step, 10) for i in range(first, last + 1)]

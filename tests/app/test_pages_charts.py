@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from markupsafe import Markup
 
@@ -66,6 +66,8 @@ def test_a_scale_maps_its_ends_to_its_ends() -> None:
 
 
 @given(st.floats(-1e6, 1e6), st.floats(0, 1e6))
+@example(0.0, 1.6e-12)
+@example(0.0, 1.1e-6)
 def test_ticks_enclose_all_values_at_equal_distances(low: float, length: float) -> None:
     high = low + length
     found = ticks(low, high)
