@@ -12,7 +12,6 @@ later ones recognise it.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import os
 import socket
@@ -28,7 +27,7 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
 from app.downloads import send_file
-from bench.servers import COLUMNS, Server, serving
+from bench.servers import COLUMNS, Server, parse_options, serving
 from registry.integrity import Verifier
 
 LIMIT = 0.5  # seconds of send_file / seconds of FileResponse: at least twice as fast
@@ -112,11 +111,7 @@ def main() -> int:
     # Here, because the servers import this module too, and their memory is measured without torch.
     from bench.common import Promise, settle
 
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--size", type=int, default=256, help="MiB (default 256)")
-    parser.add_argument("--turns", type=int, default=9, help="turns that count (default 9)")
-    args = parser.parse_args()
-    theirs, ours, _ = measure(args.size * MIB, args.turns)
+    theirs, ours, _ = measure(*parse_options(__doc__, turns=9))
     ratio = median(ours.seconds) / median(theirs.seconds)
     print(f"\nsend_file is {1 / ratio:.1f} times as fast as FileResponse")
     return settle([Promise("seconds of send_file / FileResponse", LIMIT, ratio)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import socket
 import subprocess
@@ -14,6 +15,15 @@ from pathlib import Path
 from statistics import median
 
 COLUMNS = ("", "MB/s", "slowest", "fastest", "processor s/GB", "peak MiB")
+
+
+def parse_options(about: str, turns: int) -> tuple[int, int]:
+    """The size of what is sent, in bytes, and how often."""
+    parser = argparse.ArgumentParser(description=about.splitlines()[0])
+    parser.add_argument("--size", type=int, default=256, help="MiB (default 256)")
+    parser.add_argument("--turns", type=int, default=turns, help=f"that count (default {turns})")
+    options = parser.parse_args()
+    return options.size * 2**20, options.turns
 
 
 @dataclass

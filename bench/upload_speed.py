@@ -11,7 +11,6 @@ memory are the servers'. The floor is one process that hashes, writes and syncs,
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import io
 import json
@@ -29,7 +28,7 @@ from zipfile import ZipFile
 import httpx
 from fastapi import FastAPI, UploadFile
 
-from bench.servers import COLUMNS, Server, serving
+from bench.servers import COLUMNS, Server, parse_options, serving
 
 LIMIT = 0.8  # seconds of POST /sources / seconds of UploadFile
 FOLDER = "GRASP_BENCH_FOLDER"
@@ -168,11 +167,7 @@ def main() -> int:
     # Here, because the servers import this module too, and their memory is measured without torch.
     from bench.common import Promise, settle
 
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--size", type=int, default=256, help="MiB (default 256)")
-    parser.add_argument("--turns", type=int, default=7, help="turns that count (default 7)")
-    args = parser.parse_args()
-    theirs, ours, _ = measure(args.size * MIB, args.turns)
+    theirs, ours, _ = measure(*parse_options(__doc__, turns=7))
     ratio = median(ours.seconds) / median(theirs.seconds)
     print(f"\na form takes POST /sources {ratio:.2f} of the time that it takes UploadFile")
     return settle([Promise("seconds of POST /sources / UploadFile", LIMIT, ratio)])

@@ -19,7 +19,7 @@ from sqlalchemy import make_url, text
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from registry.database import Database
-from tests.service.harness import free_port
+from tests.service.harness import command_of, free_port
 from tests.worker.waiting import until
 
 with warnings.catch_warnings():
@@ -87,7 +87,7 @@ class Postgres:
 
     def backends(self) -> list[psutil.Process]:
         """The processes that answer clients."""
-        return [process for process in self._children() if CLIENT in " ".join(_words(process))]
+        return [process for process in self._children() if CLIENT in " ".join(command_of(process))]
 
     def kill(self) -> None:
         """The postmaster; the others notice, and end."""
@@ -199,14 +199,6 @@ class Redis:
             return bool(self._client.ping())
         except RedisError:
             return False
-
-
-def _words(process: psutil.Process) -> list[str]:
-    try:
-        words: list[str] = process.cmdline()
-    except psutil.NoSuchProcess:
-        return []
-    return words
 
 
 def _runs(process: psutil.Process) -> bool:

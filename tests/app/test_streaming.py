@@ -113,8 +113,10 @@ def test_nobody_waits_for_a_client_that_has_left(live: World, server: Server) ->
     head = f"GET /jobs/{job}?wait=60 HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Request-Id: waiter\r\n\r\n"
     with socket.create_connection(("127.0.0.1", server.port), timeout=30) as client:
         client.sendall(head.encode())
-    wait_until(lambda: bool(server.logged(request_id="waiter", status=499)))
+    wait_until(lambda: bool(server.logged(request_id="waiter")))
     live.client.delete("/models/waits")
+
+    assert server.logged(request_id="waiter", status=499)
 
 
 @pytest.mark.parametrize("as_form", [False, True])

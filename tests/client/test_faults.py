@@ -47,6 +47,11 @@ def test_an_upload_that_is_cut_is_sent_again(
     assert len(world.client.get("/sources").json()["items"]) == 1
 
 
+def send_in_parts(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    monkeypatch.setattr(sending, "LARGE_BYTES", 1)
+    monkeypatch.setattr(uploads, "PART_BYTES", size)
+
+
 def test_a_large_upload_goes_on_where_it_was_cut(
     connect: Connect,
     proxy: Proxy,
@@ -55,8 +60,7 @@ def test_a_large_upload_goes_on_where_it_was_cut(
     large_source: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sending, "LARGE_BYTES", 1)
-    monkeypatch.setattr(uploads, "PART_BYTES", LARGE // 2)
+    send_in_parts(monkeypatch, LARGE // 2)
     proxy.up += [cut_after(LARGE // 3), cut_after(LARGE // 3)]
 
     source = connect(proxy.url).sources.push(large_source, model=unprepared)
@@ -74,8 +78,7 @@ def test_three_who_push_the_same_large_file_at_once(
     large_source: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sending, "LARGE_BYTES", 1)
-    monkeypatch.setattr(uploads, "PART_BYTES", LARGE // 4)
+    send_in_parts(monkeypatch, LARGE // 4)
 
     def push(_: int) -> str | None:
         with Grasp(server.url) as grasp:

@@ -12,7 +12,8 @@ import pytest
 from grasp_client import Grasp, JobUnfinished, NotFound, Unavailable
 from grasp_client.events import HEARTBEAT_S, LATE_S, SILENCE_S
 from grasp_client.jobs import wait_for
-from grasp_client.plans import Call, Course, Open, Read, Sleep, Step
+from grasp_client.plans import Call, Open, Read, Sleep, Step
+from tests.client.played import Player
 
 JOB = {
     "id": "job_1",
@@ -36,7 +37,7 @@ JOB = {
 Play = Callable[..., float]
 
 
-class Clock:
+class Clock(Player):
     """A server that sends a state of the job every so many seconds; it takes no time at all."""
 
     def __init__(self, every: float = HEARTBEAT_S, ends: float = 1e9) -> None:
@@ -45,15 +46,6 @@ class Clock:
         self.ends = ends
         self.opened: list[Call] = []
         self.refusal: httpx.Response | None = None
-
-    def run(self, plan: Any) -> Any:
-        course = Course(plan)
-        while course.advance():
-            try:
-                course.answer(self._take(course.step))
-            except httpx.TransportError as error:
-                course.fail(error)
-        return course.result
 
     def _take(self, step: Step) -> Any:
         match step:

@@ -164,7 +164,7 @@ class Harness:
 
 def children_of(pid: int) -> list[psutil.Process]:
     """The processes that run jobs for this worker."""
-    return [child for child in _children(pid) if "spawn_main" in " ".join(_command(child))]
+    return [child for child in _children(pid) if "spawn_main" in " ".join(command_of(child))]
 
 
 def _children(pid: int) -> list[psutil.Process]:
@@ -175,7 +175,8 @@ def _children(pid: int) -> list[psutil.Process]:
     return found
 
 
-def _command(process: psutil.Process) -> list[str]:
+def command_of(process: psutil.Process) -> list[str]:
+    """Empty once it is gone."""
     try:
         words: list[str] = process.cmdline()
     except psutil.NoSuchProcess:
