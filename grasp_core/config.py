@@ -126,11 +126,19 @@ class GateConfig(Frozen):
     """When a fold is refused, and the model left as it was."""
 
     max_drop: Fraction = Field(
-        0.02, description="Largest fall in validation accuracy, overall and for any one class."
+        0.02,
+        description="Largest fall in validation accuracy, overall and for any one class, and below"
+        " guessing for a first version; 1 allows every fall.",
     )
     max_class_drop: Fraction | None = Field(
-        None,
-        description="The same for one class, if it should differ. A single example never rejects.",
+        None, description="The same for one class, if it should differ."
+    )
+    significance: float = Field(
+        0.05,
+        gt=0.0,
+        le=1.0,
+        description="A larger fall is refused only if chance alone would explain it with at most"
+        " this probability (an exact paired test on the same examples); 1 refuses it in any case.",
     )
     max_norm_ratio: float = Field(
         100.0,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -10,6 +12,8 @@ from torch import Tensor, nn
 from grasp_core.config import Frozen
 from grasp_core.runtime import Runtime
 from grasp_core.tasks import SplitName, Task
+
+SAME = 1e-6  # probabilities this near to each other differ by rounding only
 
 
 class Metrics(Frozen):
@@ -27,11 +31,28 @@ class Metrics(Frozen):
     confusion_matrix: list[list[int]]  # rows: truth, columns: prediction
 
 
-@torch.inference_mode()
+@dataclass(frozen=True)
+class Predictions:
+    """What a model says of a split, example by example, so that two models can be compared."""
+
+    metrics: Metrics
+    labels: NDArray[np.int64]  # (N,)
+    right: NDArray[np.bool_]  # (N,): whether the true class is the most probable
+    constant: bool  # every example gets the same answer: the model does not see its inputs
+
+
 def evaluate(
     model: nn.Module, task: Task, split: SplitName, runtime: Runtime, batch_size: int
 ) -> Metrics:
     """Metrics of `model`, put into eval mode, on a whole split."""
+    return predict(model, task, split, runtime, batch_size).metrics
+
+
+@torch.inference_mode()
+def predict(
+    model: nn.Module, task: Task, split: SplitName, runtime: Runtime, batch_size: int
+) -> Predictions:
+    """What `model`, put into eval mode, says of a whole split, in the split's own order."""
     model.eval()
     scores: list[Tensor] = []
     labels: list[Tensor] = []
@@ -40,7 +61,20 @@ def evaluate(
         with runtime.autocast():
             scores.append(task.log_probabilities(model, placed).cpu())
         labels.append(batch.labels)
-    return score_predictions(torch.cat(scores).numpy(), torch.cat(labels).numpy(), task.classes)
+    return read_predictions(torch.cat(scores).numpy(), torch.cat(labels).numpy(), task.classes)
+
+
+def read_predictions(
+    log_probabilities: NDArray[np.float32], labels: NDArray[np.int64], classes: tuple[str, ...]
+) -> Predictions:
+    """From log-probabilities (N, C) and true labels (N,)."""
+    spread = np.ptp(np.exp(log_probabilities), axis=0).max()
+    return Predictions(
+        metrics=score_predictions(log_probabilities, labels, classes),
+        labels=labels,
+        right=log_probabilities.argmax(axis=1) == labels,
+        constant=len(labels) > 1 and len(classes) > 1 and bool(spread <= SAME),
+    )
 
 
 def score_predictions(

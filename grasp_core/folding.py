@@ -11,8 +11,8 @@ from tempfile import TemporaryDirectory
 from grasp_core.architectures import build_model, load_weights, make_manifest, resolve_preprocessing
 from grasp_core.checkpoints import Checkpoint, CheckpointInfo, Lineage, write_checkpoint
 from grasp_core.config import FoldConfig, ModelSpec
-from grasp_core.evaluation import evaluate
-from grasp_core.gate import find_bad_tensors, find_regression
+from grasp_core.evaluation import Predictions, predict
+from grasp_core.gate import find_bad_tensors, judge
 from grasp_core.heads import MatchedSource, match_classes
 from grasp_core.manifest import Manifest
 from grasp_core.methods import METHODS
@@ -74,8 +74,9 @@ def fold(
         refined = METHODS[config.method](bench)
         after = _evaluate_after(bench)
 
-        reason = flaw or find_regression(before.val if before else None, after.val, config.gate)
-        metrics = MetricsReport(before=before, after=after)
+        verdict = judge(before.val if before else None, after.val, config.gate)
+        reason = flaw or verdict.reason
+        metrics = MetricsReport(before=before and before.metrics, after=after.metrics)
         provenance = inputs.provenance(refined.merge, config.blend)
         sha256 = None
         if reason is None or force:
@@ -90,6 +91,7 @@ def fold(
                 "forced": reason is not None and force,
                 "sha256": sha256,
                 "metrics": metrics,
+                "gate": verdict,
                 "worth": Worth.measure(metrics),
                 "provenance": provenance,
                 "stages": tuple(recorder.stages),
@@ -191,7 +193,19 @@ class Inputs:
         )
 
 
-def _evaluate_before(bench: Workbench) -> SplitMetrics | None:
+@dataclass(frozen=True)
+class Evaluation:
+    """A model on the two splits that it is not trained on."""
+
+    val: Predictions
+    test: Predictions
+
+    @property
+    def metrics(self) -> SplitMetrics:
+        return SplitMetrics(val=self.val.metrics, test=self.test.metrics)
+
+
+def _evaluate_before(bench: Workbench) -> Evaluation | None:
     if bench.merged is None:
         return None
     with bench.recorder.stage("baseline"):
@@ -199,18 +213,16 @@ def _evaluate_before(bench: Workbench) -> SplitMetrics | None:
         return _evaluate(bench)
 
 
-def _evaluate_after(bench: Workbench) -> SplitMetrics:
+def _evaluate_after(bench: Workbench) -> Evaluation:
     with bench.recorder.stage("evaluate"):
         return _evaluate(bench)
 
 
-def _evaluate(bench: Workbench) -> SplitMetrics:
+def _evaluate(bench: Workbench) -> Evaluation:
     size = bench.config.refine.batch_size
-    val = evaluate(bench.model, bench.task, "val", bench.runtime, size)
-    bench.recorder.tick(0.5, val_accuracy=val.accuracy)
-    return SplitMetrics(
-        val=val, test=evaluate(bench.model, bench.task, "test", bench.runtime, size)
-    )
+    val = predict(bench.model, bench.task, "val", bench.runtime, size)
+    bench.recorder.tick(0.5, val_accuracy=val.metrics.accuracy)
+    return Evaluation(val, predict(bench.model, bench.task, "test", bench.runtime, size))
 
 
 def _describe_refined(refined: Refined, *, first: bool) -> dict[str, object]:

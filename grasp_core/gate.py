@@ -1,7 +1,7 @@
 """The gate: what keeps a bad source from becoming a version.
 
-It bounds how much worse a fold can make the model on the validation split. It does not promise to
-find a backdoor.
+It bounds how much worse a fold can make the model on the validation split, as far as that split is
+large enough to show it. It does not promise to find a backdoor.
 """
 
 from __future__ import annotations
@@ -9,16 +9,41 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
-from grasp_core.config import GateConfig
-from grasp_core.evaluation import Metrics
+from grasp_core.config import Frozen, GateConfig
+from grasp_core.evaluation import Predictions
+from grasp_core.significance import lower_tail, paired_p_value
 
 SMALL_RMS = 0.01  # a tensor this small (a bias at zero) is no measure for the source's
 USUAL_RMS = 1.0  # the measure while there is no merged model
 ROUNDING = 1e-9  # 0.90 - 0.88 is a little more than 0.02
 SHOWN = 5
 CHUNK = 2**16  # elements: their float64 copy stays in the cache
+
+
+class Comparison(Frozen):
+    """Two models on the same examples: all of the validation split, or those of one class."""
+
+    count: int  # examples
+    before: float  # accuracy
+    after: float
+    lost: int  # right before, wrong after
+    gained: int  # wrong before, right after
+    limit: float  # the largest drop that is allowed anyhow
+    p_value: float  # how often chance alone loses as many; of classes: in any one of them
+    refused: bool  # beyond the limit, and beyond chance
+    detectable_drop: float | None  # the smallest that would be refused; None: none would be
+
+
+class Verdict(Frozen):
+    """What the gate saw of a folded model, and what it could have seen."""
+
+    reason: str | None = None  # why it is refused; None: it is not
+    overall: Comparison | None = None  # None: the first version, which has nothing before it
+    classes: dict[str, Comparison] = {}  # those with validation examples
 
 
 def find_bad_tensors(
@@ -42,27 +67,20 @@ def find_bad_tensors(
     return None
 
 
-def find_regression(before: Metrics | None, after: Metrics, config: GateConfig) -> str | None:
-    """Why the folded model is refused; None if it is at least nearly as good as before."""
-    if after.log_likelihood is None:
-        return "the folded model's outputs are not finite"
+def judge(before: Predictions | None, after: Predictions, config: GateConfig) -> Verdict:
+    """Whether a folded model may follow the one before it, on the validation split.
+
+    A drop counts if it is larger than allowed *and* more than chance would explain.
+    """
+    if after.metrics.log_likelihood is None:
+        return Verdict(reason="the folded model's outputs are not finite")
     if before is None:
-        return None
-    drop = before.accuracy - after.accuracy
-    if drop > config.max_drop + ROUNDING:
-        return (
-            f"validation accuracy fell by {drop:.4f}, from {before.accuracy:.4f}"
-            f" to {after.accuracy:.4f}; max_drop is {config.max_drop:g}"
-        )
-    limit = config.max_drop if config.max_class_drop is None else config.max_class_drop
-    fallen = [name for name in after.per_class_count if _fell(name, before, after, limit)]
-    if fallen:
-        return "; ".join(
-            f"validation accuracy of class {name} fell from {before.per_class_accuracy[name]:.4f}"
-            f" to {after.per_class_accuracy[name]:.4f}, by more than {limit:g}"
-            for name in fallen
-        )
-    return None
+        return Verdict(reason=_below_floor(after, config))
+    overall = _compare(before.right, after.right, config.max_drop, config)
+    classes = _compare_classes(before, after, config)
+    named = {"": overall} if overall.refused else {f" of class {n}": c for n, c in classes.items()}
+    falls = [_describe(name, found) for name, found in named.items() if found.refused]
+    return Verdict(reason="; ".join(falls) or None, overall=overall, classes=classes)
 
 
 def root_mean_square(tensor: Tensor) -> float:
@@ -80,12 +98,81 @@ def _is_outlier(
     return size > config.max_norm_ratio * usual
 
 
-def _fell(name: str, before: Metrics, after: Metrics, limit: float) -> bool:
-    old, new = before.per_class_accuracy.get(name), after.per_class_accuracy.get(name)
-    if old is None or new is None:
-        return False
-    # One example of a small class is noise, however large its share.
-    return old - new > limit + ROUNDING and round((old - new) * after.per_class_count[name]) > 1
+def _below_floor(first: Predictions, config: GateConfig) -> str | None:
+    """A first version has no other to be compared with, but it must not be worse than guessing."""
+    metrics, classes = first.metrics, len(first.metrics.per_class_count)
+    if config.max_drop == 1 or classes < 2:
+        return None
+    if first.constant:
+        return (
+            "the folded model gives every validation example the same probabilities: what it says"
+            " does not depend on what it sees"
+        )
+    chance, right = 1 / classes, int(first.right.sum())
+    surprise = lower_tail(metrics.count, right, chance)
+    if chance - metrics.accuracy > config.max_drop + ROUNDING and surprise <= config.significance:
+        return (
+            f"the folded model is worse than guessing: {right} of {metrics.count} validation"
+            f" examples right, where guessing among {classes} classes gets {chance:.4f} of them;"
+            f" chance alone gets so few with probability {surprise:.2g}"
+        )
+    return None
+
+
+def _compare_classes(
+    before: Predictions, after: Predictions, config: GateConfig
+) -> dict[str, Comparison]:
+    limit = config.max_drop if config.max_class_drop is None else config.max_class_drop
+    rows = {
+        name: after.labels == index
+        for index, (name, count) in enumerate(after.metrics.per_class_count.items())
+        if count
+    }
+    return {
+        name: _compare(before.right[own], after.right[own], limit, config, tries=len(rows))
+        for name, own in rows.items()
+    }
+
+
+def _compare(
+    before: NDArray[np.bool_],
+    after: NDArray[np.bool_],
+    limit: float,
+    config: GateConfig,
+    tries: int = 1,
+) -> Comparison:
+    """One of `tries` comparisons, in any of which chance could have done the same (Bonferroni)."""
+    count, right = len(before), int(before.sum())
+    lost, gained = int((before & ~after).sum()), int((~before & after).sum())
+
+    def p_value(lost: int) -> float:
+        return min(1.0, tries * paired_p_value(lost, gained))
+
+    def refused(lost: int) -> bool:
+        too_far = (lost - gained) / count > limit + ROUNDING
+        return too_far and p_value(lost) <= config.significance
+
+    detectable = next(filter(refused, range(gained + 1, right + 1)), None)
+    return Comparison(
+        count=count,
+        before=right / count,
+        after=(right - lost + gained) / count,
+        lost=lost,
+        gained=gained,
+        limit=limit,
+        p_value=p_value(lost),
+        refused=refused(lost),
+        detectable_drop=None if detectable is None else (detectable - gained) / count,
+    )
+
+
+def _describe(whose: str, found: Comparison) -> str:
+    return (
+        f"validation accuracy{whose} fell from {found.before:.4f} to {found.after:.4f}, by more"
+        f" than {found.limit:g}: of {found.count} examples {found.lost} were right before and are"
+        f" wrong now, {found.gained} the other way round, which chance alone does with probability"
+        f" {found.p_value:.2g}"
+    )
 
 
 def _some(names: list[str]) -> str:

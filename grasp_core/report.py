@@ -12,6 +12,7 @@ from pydantic import Field
 
 from grasp_core.config import FoldConfig, Frozen, ModelSpec
 from grasp_core.evaluation import Metrics
+from grasp_core.gate import Verdict
 from grasp_core.progress import StageRecord
 from grasp_core.provenance import Provenance
 from grasp_core.refinement import EpochRecord
@@ -89,6 +90,7 @@ class FoldReport(Frozen):
     source: str  # sha256
     sha256: str | None = None  # of the new version; None if rejected
     metrics: MetricsReport = MetricsReport()
+    gate: Verdict | None = None  # None: refused before a fold
     worth: Worth | None = None
     tau: float | None = None
     transferred_share: float | None = None

@@ -281,6 +281,10 @@ def test_a_fold_that_makes_the_model_worse_is_rejected(
 
     assert refused.outcome == "rejected"
     assert "validation accuracy fell" in (refused.reason or "")
+    assert refused.gate is not None
+    assert refused.gate.reason == refused.reason
+    assert refused.gate.overall is not None
+    assert refused.gate.overall.p_value < 0.05
     assert refused.sha256 is None
     assert refused.metrics.after is not None
     assert not exists
@@ -288,6 +292,20 @@ def test_a_fold_that_makes_the_model_worse_is_rejected(
     assert forced.forced
     assert forced.reason == refused.reason
     assert Checkpoint(output).sha256 == forced.sha256
+
+
+def test_a_first_source_of_zeros_is_rejected(source: Path, tmp_path: Path) -> None:
+    """Nor does refinement bring it to life: where all is zero, so are the gradients."""
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in Checkpoint(source).items()}
+    path = save(tmp_path / "zeros.safetensors", zeros)
+    config = quick(refine={"epochs": 2, "lr": 1e-3})
+
+    refused = fold(TINY, path, ToyTask(), tmp_path / "v1.safetensors", config=config)
+    forced = fold(TINY, path, ToyTask(), tmp_path / "v1.safetensors", config=config, force=True)
+
+    assert refused.outcome == "rejected"
+    assert "does not depend on what it sees" in (refused.reason or "")
+    assert forced.accepted
 
 
 class Untouchable(ToyTask):
