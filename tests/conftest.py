@@ -6,6 +6,10 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+# Virtual machines may claim matrix instructions (AMX) that end whoever uses them; only a test of
+# bfloat16 would. Before torch is imported, and for the processes that tests start.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+
 # No test depends on how fast the machine is, or on chance. To look further: CONTRIBUTING.md.
 settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None, max_examples=1000)

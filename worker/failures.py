@@ -25,6 +25,11 @@ MEMORY_HINT = (
     "raise GRASP_JOB_MEMORY_BYTES, or fold with a micro_batch, smaller batches or smaller images"
 )
 
+INSTRUCTION_HINT = (
+    "the processor claims an instruction that it cannot run, as virtual machines do with AMX: start"
+    " the worker with ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16, or fold with precision float32"
+)
+
 
 def describe(error: Exception) -> Failed:
     """What an exception means for the job. A lack of memory or space counts before its effects."""
@@ -68,4 +73,6 @@ def post_mortem(exit_code: int | None, *, limited: bool) -> Failed:
             how = signal.Signals(-exit_code).name
     # Libraries that cannot handle a failed allocation give up instead.
     hint = f"if memory was short: {MEMORY_HINT}" if limited else None
+    if exit_code == -signal.SIGILL:
+        hint = INSTRUCTION_HINT
     return Failed("child_crashed", f"the job's process ended with {how}", hint, True, None)

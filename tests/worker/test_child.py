@@ -141,6 +141,7 @@ def test_a_task_that_the_child_cannot_load_fails(child: Child) -> None:
     [
         ("SIGKILL", "child_killed", "out-of-memory killer"),
         ("SIGTERM", "child_crashed", "SIGTERM"),
+        ("SIGILL", "child_crashed", "SIGILL"),
         ("fault", "child_crashed", "SIGSEGV"),
         ("exit", "child_crashed", "exit code 3"),
         ("_exit", "child_crashed", "exit code 0"),
@@ -156,6 +157,7 @@ def test_a_process_that_dies_without_an_answer_has_failed(
     assert isinstance(failed, Failed)
     assert (failed.code, failed.retryable) == (code, True)
     assert told in failed.message
+    assert ("ONEDNN_MAX_CPU_ISA" in (failed.hint or "")) == (how == "SIGILL")
     assert child.poll(0) == failed
     assert not child.alive
 
