@@ -46,6 +46,22 @@ class Moments(Part):
     after: After | None = None
 
 
+class Comparison(Part):
+    """Of the gate: two models on the same validation examples."""
+
+    count: int
+    lost: int
+    gained: int
+    p_value: float
+    refused: bool
+    detectable_drop: float | None
+
+
+class Verdict(Part):
+    overall: Comparison | None = None
+    classes: dict[str, Comparison] = {}
+
+
 class Worth(Part):
     effectiveness: float
     informativeness: float
@@ -94,6 +110,7 @@ class Ancestry(Part):
 class Report(Ancestry):
     config: dict[str, Any] = {}
     metrics: Moments = Moments()
+    gate: Verdict | None = None
     worth: Worth | None = None
     tau: float | None = None
     transferred_share: float | None = None

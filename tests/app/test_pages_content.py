@@ -86,6 +86,7 @@ def test_a_versions_report_has_all_its_parts(filled: tuple[World, Story]) -> Non
         "Alignment",
         "Where its parameters came from",
         "Before and after",
+        "What the gate saw",
         "What the source was worth",
         "Confusion",
         "Refinement",
@@ -100,6 +101,9 @@ def test_a_versions_report_has_all_its_parts(filled: tuple[World, Story]) -> Non
     assert "Gradients of the merged model" in text
     assert "448\u202fMiB" in text
     assert "0.992" in text  # informativeness
+    assert "Of 179 validation examples, <b>2</b> were right before" in text
+    assert "A fall of less than <b>3.4</b> points would have passed." in text
+    assert text.count(" points</td>") == 10  # the smallest fall of each class
     assert "the epoch with the best validation accuracy is kept: epoch 2" in text
 
 

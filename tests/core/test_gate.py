@@ -78,7 +78,8 @@ def test_the_level_can_be_set() -> None:
     before, after = recognised(9, 9, of=10), recognised(9, 5, of=10)  # p = 1/16
 
     assert judge(before, after, GATE).reason is None
-    assert judge(before, after, GateConfig(significance=0.1)).reason is not None
+    assert judge(before, after, GateConfig(significance=0.0625)).reason is not None
+    assert judge(before, after, GateConfig(significance=0.0624)).reason is None
     assert judge(before, recognised(9, 8, of=10), ALWAYS).reason is not None
 
 
