@@ -1,4 +1,4 @@
-"""How surprising a count would be if only chance were at work: exact, for any number of examples."""
+"""How surprising a count would be if only chance were at work: exact, for any count."""
 
 from __future__ import annotations
 

@@ -174,7 +174,9 @@ def test_a_first_version_is_not_worse_than_guessing(first: Predictions, reason: 
 
 def test_a_first_version_looks_at_its_inputs() -> None:
     blind = read_predictions(
-        np.log(np.tile(np.array([0.7, 0.3], np.float32), (4, 1))), np.array([0, 0, 0, 1]), ("a", "b")
+        np.log(np.tile(np.array([0.7, 0.3], np.float32), (4, 1))),
+        np.array([0, 0, 0, 1]),
+        ("a", "b"),
     )
 
     assert "the same probabilities" in (judge(None, blind, GATE).reason or "")
