@@ -1,8 +1,9 @@
-"""Whether a command printed what a page says: loosely, because ids and figures vary.
+"""Whether a command printed what a page says: loosely, because ids and measured figures vary.
 
-`…` stands for anything. Ids, digests, decimals, per cents and times are compared by their shape,
-white space not at all; everything else must be as it is written. An id that the page shows stands
-for the one that came instead of it, from then on.
+`…` stands for anything. A decimal or a per cent on a page was measured, on one processor: any other
+number will do, however many digits it has. Ids, digests and times are compared by their shape,
+white space not at all; everything else, whole numbers too, must be as it is written. An id that the
+page shows stands for the one that came instead of it, from then on.
 """
 
 import re
@@ -10,16 +11,15 @@ import re
 ID = r"\b(?:tgt|mdl|src|job|upl|wrk|key)_[0-9a-z]{26}\b"
 TOKENS = re.compile(
     rf"(?P<anything>…)|(?P<id>{ID})|(?P<digest>\b[0-9a-f]{{12,64}}\b)"
-    r"|(?P<time>\d{4}-\d\d-\d\dT[\d:.]+Z)|(?P<decimal>\d+\.\d+)"
-    r"|(?P<percent>\d+(?=\s?%))|(?P<space>\s+)"
+    r"|(?P<time>\d{4}-\d\d-\d\dT[\d:.]+Z)"
+    r"|(?P<measured>(?<![\d.])\d+\.\d+(?!\.?\d)|\d+(?=\s?%))|(?P<space>\s+)"
 )
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r")
 SHAPES = {
     "anything": r".*?",
     "digest": r"[0-9a-f]+",
     "time": r"\d{4}-\d\d-\d\dT[\d:.]+Z",
-    "decimal": r"\d+\.\d+",
-    "percent": r"\d+",
+    "measured": r"\d+(?:\.\d+)?(?:e[+-]\d+)?",  # 100.4 may be told as 100, 0.00001 as 1e-05
     "space": r"\s*",
 }
 
