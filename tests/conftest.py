@@ -15,6 +15,17 @@ settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
+# Nor on how its processor rounds. To try others: CONTRIBUTING.md.
+ROUNDING = ("PERTURBATION", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_CBWR")
+if os.environ.get("PERTURBATION"):
+    os.environ["PYTHONPATH"] = str(Path(__file__).with_name("perturbation"))  # of children
+    from tests.perturbation import sitecustomize as sitecustomize
+
+
+def pytest_report_header() -> list[str]:
+    chosen = [f"{name}={os.environ[name]}" for name in ROUNDING if name in os.environ]
+    return [f"rounding: {' '.join(chosen)}"] if chosen else []
+
 
 @pytest.fixture
 def no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

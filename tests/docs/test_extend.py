@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from grasp_core import Batch, FoldConfig, TargetData, fold
+from grasp_core import Batch, TargetData, fold
 from grasp_core.config import Preprocessing
 from grasp_core.data import formats
 from grasp_core.errors import TargetError
@@ -79,7 +79,7 @@ def test_the_task_can_be_folded(checkpoints: tuple[Path, Path], tmp_path: Path) 
     parts = {"train": slice(0, 64), "val": slice(64, 80), "test": slice(80, 96)}
     splits = {name: Batch(inputs[rows], labels[rows]) for name, rows in parts.items()}
     task = module_of("spectrograms.py").Spectrograms(CLASSES, splits, "sounds")
-    config = FoldConfig.model_validate({"alignment_batches": 2, "refine": {"epochs": 1}})
+    config = quick(refine={"epochs": 1}, gate={"max_drop": 1.0})
 
     report = fold(TINY, checkpoints[1], task, tmp_path / "v1", config=config)
 
