@@ -6,7 +6,8 @@ is learned from: validation chooses the epoch, and test is what is told.
 Test accuracy over the seeds 0 to 6, on average: the best source alone 0.735, the ancestor
 fine-tuned on the target alone 0.716, the merged model 0.907, for no seed below either. The best
 source, fine-tuned on the target likewise, comes to 0.900. The merge does not beat hindsight: with
-all four fine-tuned, the one that validation finds best comes to 0.910.
+all four fine-tuned, the one that validation finds best comes to 0.910. Of one seed, another
+processor's rounding moves each of these by several points.
 """
 
 from __future__ import annotations

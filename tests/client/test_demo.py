@@ -126,6 +126,32 @@ def test_people_see_a_table_and_a_plot(capsys: pytest.CaptureFixture[str]) -> No
     assert chart(["1970s", "1980s"], {"○": [0.3, 0.51], "●": [0.7, 0.7]}, 0.6) in shown
 
 
+@pytest.mark.parametrize(("merged", "fine_tuned"), [(0.908, 0.902), (0.871, 0.905), (1.0, 0.2)])
+def test_it_says_what_was_measured_and_what_chance_alone_does(
+    merged: float, fine_tuned: float
+) -> None:
+    """Whichever is ahead. Chance: of two models that are right as often, on other digits each."""
+    count = 357
+    rng = np.random.default_rng(0)
+    first, second = rng.binomial(count, merged, (2, 10_000)) / count
+    said = _farewell(
+        {
+            "merged": merged,
+            "best_source": {"name": "1990s", "alone": 0.773, "fine_tuned": fine_tuned},
+            "fine_tuned_ancestor": 0.745,
+            "test_digits": count,
+            "page": "http://127.0.0.1:8000/ui/models/demo",
+            "pull": "grasp pull demo",
+        }
+    )
+
+    assert f"the merged model gets {merged:.1%} right" in said
+    assert f"the best source, 1990s, {fine_tuned:.1%};" in said
+    [points] = map(float, re.findall(r"less than (\d\.\d) points apart says little", said))
+    assert 0.5 < points < 6
+    assert np.mean(abs(first - second) <= points / 100) > 0.94
+
+
 def test_the_plot_is_to_scale() -> None:
     drawn = chart(["a", "b"], {"○": [0.31, 0.5], "●": [0.5, 0.5]}, 0.42).splitlines()
 
