@@ -1,5 +1,6 @@
 """The `grasp` command: what runs the service, and what talks to it."""
 
+import signal
 from importlib.metadata import version as release_of
 from typing import Annotated
 
@@ -60,4 +61,6 @@ def options(
 
 def main() -> None:
     """Entry point of the `grasp` script."""
+    # Whoever starts it may ignore interrupts, as a script does for what it starts with `&`.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     cli()

@@ -20,6 +20,7 @@ from typer.testing import CliRunner, Result
 from grasp_client.cli import cli
 from grasp_core import Checkpoint, CheckpointInfo, FoldConfig, convert_checkpoint, write_checkpoint
 from grasp_core.files import sha256_file
+from tests.processes import IGNORING_INTERRUPTS, running
 from tests.worker.digits import CLASSES, SPEC, Heard, write_target, write_weights
 from worker.tasks import Folded, FoldSource, ValidateTarget
 
@@ -194,23 +195,24 @@ def test_an_unknown_architecture(run: Run) -> None:
 
 
 def test_interrupted_it_leaves_nothing(files: Path, tmp_path: Path) -> None:
+    """Also where a script started it with `&`, and so with interrupts ignored."""
     words = arguments(files, "a.safetensors", "--set", "refine.epochs=100000")
-    process = subprocess.Popen(
-        [str(Path(sys.executable).with_name("grasp")), "merge", *words],
+    grasp = Path(sys.executable).with_name("grasp")
+    with running(
+        [*IGNORING_INTERRUPTS, grasp, "merge", *words],
         env=os.environ | {"HOME": str(files)},
         cwd=tmp_path,
         stderr=subprocess.PIPE,
         text=True,
-    )
-    assert process.stderr is not None
-    with process.stderr as told:
-        for line in told:
+    ) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
             if line == "a.safetensors: refine\n":
                 process.send_signal(signal.SIGINT)
                 break
-        rest = told.read()
+        rest = process.stderr.read()
 
-    assert process.wait() == 130
+        assert process.wait() == 130
     assert rest == "stopped; out is as it was\n"
     assert list(tmp_path.iterdir()) == []
 
