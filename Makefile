@@ -65,7 +65,7 @@ rounding: $(READY) ## Some that train and fold, and the tutorial, as an older pr
 
 .PHONY: prove
 prove: $(READY) ## The long forms of the proofs on PostgreSQL, Redis and S3, for half an hour
-	OMP_NUM_THREADS=1 GRASP_LONG=1 $(BIN)/pytest -m long tests/proofs
+	OMP_NUM_THREADS=1 GRASP_LONG=1 $(BIN)/pytest -m long --timeout 7200 -o faulthandler_timeout=7500 tests/proofs
 
 .PHONY: bench
 bench: $(READY) ## Measure folds, uploads, downloads and the API's start (DATA=path for your own images)

@@ -1,10 +1,12 @@
-"""Fixtures shared by the tests of all rooms."""
+"""Fixtures shared by the tests of all rooms, and what holds for every run of them."""
 
 import os
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from tests.processes import end_those_of_this_run
 
 # Virtual machines may claim matrix instructions (AMX) that end whoever uses them; only a test of
 # bfloat16 would. Before torch is imported, and for the processes that tests start.
@@ -25,6 +27,17 @@ if os.environ.get("PERTURBATION"):
 def pytest_report_header() -> list[str]:
     chosen = [f"{name}={os.environ[name]}" for name in ROUNDING if name in os.environ]
     return [f"rounding: {' '.join(chosen)}"] if chosen else []
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A run that leaves a process behind has failed, and what it left is ended."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        return  # the others may still be at work
+    left = end_those_of_this_run()
+    if left:
+        print("\nstarted by a test, not ended by it:", *left, sep="\n  ")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.fixture
