@@ -1,12 +1,18 @@
 """Fixtures shared by the tests of all rooms, and what holds for every run of them."""
 
+from __future__ import annotations
+
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 
 from tests.processes import end_those_of_this_run
+
+if TYPE_CHECKING:
+    from tests.trained import Digits
 
 # Virtual machines may claim matrix instructions (AMX) that end whoever uses them; only a test of
 # bfloat16 would. Before torch is imported, and for the processes that tests start.
@@ -46,3 +52,14 @@ def no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.upper().startswith("GRASP_")]:
         monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Digits:
+    """A target and three trained sources, to be read: other processes of the run do so, too."""
+    from tests.trained import trained_digits  # which loads torch
+
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    return trained_digits(folder / "digits")

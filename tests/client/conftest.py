@@ -1,4 +1,4 @@
-"""A live server per module, and clients of both kinds."""
+"""A live server, and clients of both kinds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.client.proxy import Proxy
 PATIENCE_S = 60.0  # nothing that passes takes that long, however slow the machine is
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server(migrated: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     home = tmp_path_factory.mktemp("live") / "home"
     home.mkdir()

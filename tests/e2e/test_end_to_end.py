@@ -16,9 +16,10 @@ import pytest
 import timm
 import torch
 
-from examples.digits import ARCHITECTURE, CLASSES, TARGET_SHADE, write_domain, write_sources
+from examples.digits import ARCHITECTURE, CLASSES
 from grasp_core import Checkpoint, CheckpointInfo, write_checkpoint
 from tests.serving import PATIENCE_S, serving
+from tests.trained import Digits
 
 MERGE = {
     "alignment_batches": 4,
@@ -42,13 +43,10 @@ class Story:
 
 
 @pytest.fixture(scope="module")
-def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
-    folder = tmp_path_factory.mktemp("service")
-    target = write_domain(folder / "target.zip", TARGET_SHADE)
-    files = list(write_sources(folder))
-    home = folder / "home"
+def story(digits: Digits, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
+    home = tmp_path_factory.mktemp("service") / "home"
     with serving(home) as (client, server):
-        with target.open("rb") as archive:
+        with digits.target.open("rb") as archive:
             registered = client.post("/targets", data={"name": "digits"}, files={"file": archive})
         assert registered.status_code == 202
         created = client.post(
@@ -63,8 +61,8 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
             },
         )
         assert created.status_code == 201
-        with ThreadPoolExecutor(len(files)) as pool:
-            offers = list(pool.map(lambda path: offer(client, path), files))
+        with ThreadPoolExecutor(len(digits.sources)) as pool:
+            offers = list(pool.map(lambda path: offer(client, path), digits.sources))
         yield follow(client, server, home, offers)
 
 

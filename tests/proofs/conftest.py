@@ -36,8 +36,9 @@ def redis(tmp_path: Path) -> Iterator[Redis]:
     server.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def s3() -> Iterator[str]:
+    """Not for longer: while it runs, its key is in the environment."""
     with serving_s3() as endpoint:
         yield endpoint
 

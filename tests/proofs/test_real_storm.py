@@ -17,7 +17,7 @@ import torch
 from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
 
-from examples.digits import SPEC, TARGET_SHADE, write_domain, write_sources
+from examples.digits import SPEC
 from grasp_core import FoldConfig, ImageClassification, fold
 from registry.states import TERMINAL
 from registry.tables import Job
@@ -25,6 +25,7 @@ from tests.proofs.cluster import Cluster
 from tests.proofs.conftest import MakeCluster
 from tests.proofs.storm import Offer, Sender, Storm, sending
 from tests.servers import Postgres, Redis
+from tests.trained import Digits
 from tests.worker.waiting import until
 
 REAL_WORKER = (sys.executable, "-m", "worker")
@@ -40,14 +41,14 @@ SEED = int(os.environ.get("STORM_SEED", random.randrange(2**32)))
 
 
 class Files:
-    """A target, and three sources that were trained in other light."""
+    """A target, and two sources that were trained in other light."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, digits: Digits) -> None:
         torch.set_num_threads(1)  # as in the workers that must end in the same bytes
         self.folder = folder
-        self.target = write_domain(folder / "target.zip", TARGET_SHADE)
-        a, b, c = write_sources(folder)
-        self.sources = {"forwards": [a, b, c], "backwards": [c, b, a]}  # of two models
+        self.target = digits.target
+        a, b, _ = digits.sources
+        self.sources = {"forwards": [a, b], "backwards": [b, a]}  # of two models
 
     def offers(self) -> list[Offer]:
         """To one model and the other in turn."""
@@ -74,8 +75,8 @@ class Files:
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
-    return Files(tmp_path_factory.mktemp("digits"))
+def files(digits: Digits, tmp_path_factory: pytest.TempPathFactory) -> Files:
+    return Files(tmp_path_factory.mktemp("files"), digits)
 
 
 def test_real_folds_end_in_the_same_bytes_whatever_is_killed(
