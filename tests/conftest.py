@@ -29,10 +29,17 @@ if os.environ.get("PERTURBATION"):
     os.environ["PYTHONPATH"] = str(Path(__file__).with_name("perturbation"))  # of children
     from tests.perturbation import sitecustomize as sitecustomize
 
+SLOWEST = ("proofs", "e2e", "examples", "docs", "service", "browser")  # folders
+
 
 def pytest_report_header() -> list[str]:
     chosen = [f"{name}={os.environ[name]}" for name in ROUNDING if name in os.environ]
     return [f"rounding: {' '.join(chosen)}"] if chosen else []
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes longest comes first, lest at the end of a parallel run all wait for one file."""
+    items.sort(key=lambda item: item.path.parent.name not in SLOWEST)
 
 
 @pytest.hookimpl(trylast=True)
