@@ -23,6 +23,7 @@ from registry.states import TERMINAL
 from registry.tables import Job
 from tests.proofs.cluster import Cluster
 from tests.proofs.conftest import MakeCluster
+from tests.proofs.forms import short_and_long
 from tests.proofs.storm import Offer, Sender, Storm, sending
 from tests.servers import Postgres, Redis
 from tests.trained import Digits
@@ -41,14 +42,14 @@ SEED = int(os.environ.get("STORM_SEED", random.randrange(2**32)))
 
 
 class Files:
-    """A target, and two sources that were trained in other light."""
+    """A target, and sources that were trained in other light, for two models."""
 
-    def __init__(self, folder: Path, digits: Digits) -> None:
+    def __init__(self, folder: Path, digits: Digits, count: int) -> None:
         torch.set_num_threads(1)  # as in the workers that must end in the same bytes
         self.folder = folder
         self.target = digits.target
-        a, b, _ = digits.sources
-        self.sources = {"forwards": [a, b], "backwards": [b, a]}  # of two models
+        sources = digits.sources[:count]
+        self.sources = {"forwards": sources, "backwards": sources[::-1]}
 
     def offers(self) -> list[Offer]:
         """To one model and the other in turn."""
@@ -74,18 +75,17 @@ class Files:
         return versions
 
 
-@pytest.fixture(scope="module")
-def files(digits: Digits, tmp_path_factory: pytest.TempPathFactory) -> Files:
-    return Files(tmp_path_factory.mktemp("files"), digits)
-
-
+@pytest.mark.parametrize("count", short_and_long(2, 3))
 def test_real_folds_end_in_the_same_bytes_whatever_is_killed(
-    files: Files,
+    count: int,
+    digits: Digits,
+    tmp_path: Path,
     make_cluster: MakeCluster,
     bucket: dict[str, Any],
     postgres: Postgres,
     redis: Redis,
 ) -> None:
+    files = Files(tmp_path, digits, count)
     print(f"STORM_SEED={SEED}")
     began = time.monotonic()
     options = {"worker": REAL_WORKER, "threads": 1, "max_attempts": 1000, **bucket}

@@ -10,11 +10,11 @@ from tests.service.fake_folds import checkpoint
 from tests.service.harness import Harness
 
 MODELS = 5
-SOURCES = 50
+SOURCES = 30
 SENDERS = 8
 
 
-def test_fifty_sources_over_five_models_each_folded_once_and_in_order(home: Path) -> None:
+def test_thirty_sources_over_five_models_each_folded_once_and_in_order(home: Path) -> None:
     with Harness(home, workers=2) as harness:
         client = Client(harness.client)
         models = client.make_models(MODELS)
