@@ -20,6 +20,7 @@ from sqlalchemy.orm import Session
 
 from app.metrics_requests import RequestMetrics
 from registry import figures
+from registry.references import sum_bytes
 from registry.settings import Settings
 from registry.tables import Model, Target, Version, Worker, utc_now
 from registry.totals import SHARES, Totals
@@ -60,7 +61,7 @@ def _from_database(session: Session) -> Iterator[Metric]:
     yield _gauge("grasp_queue_oldest_seconds", "Age of the oldest of these", ["queue"], ages)
     oldest = max(age for _, age in ages)
     yield GaugeMetricFamily("grasp_oldest_queued_seconds", "Age of the oldest waiting job", oldest)
-    stored = [((kind,), float(size)) for kind, size in figures.sum_bytes(session).items()]
+    stored = [((kind,), float(size)) for kind, size in sum_bytes(session).items()]
     yield _gauge("grasp_blob_bytes", "Bytes that rows refer to, by what they are", ["kind"], stored)
     for table in (Target, Model, Version):
         count = figures.count_rows(session, table)

@@ -4,25 +4,19 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from sqlalchemy import Subquery, select, union_all
-from sqlalchemy.orm import Session
+from sqlalchemy import select
 
 from registry.blobs import BlobStore
 from registry.database import Database
+from registry.references import is_referenced, references
 from registry.states import ACTIVE
-from registry.tables import Job, Source, Target, UploadPart, Version
-
-
-def is_referenced(session: Session, sha256: str) -> bool:
-    """Whether a target, a version, an unfolded source, a dry run or an upload needs these bytes."""
-    uses = _references()
-    return session.execute(select(uses).where(uses.c.sha256 == sha256).limit(1)).first() is not None
+from registry.tables import Job
 
 
 def collect_blobs(database: Database, store: BlobStore, min_age: float) -> list[str]:
     """Delete unreferenced blobs older than `min_age` seconds; which they were."""
     with database.read() as session:  # one look for all that are needed, and one more for others
-        needed = set(session.scalars(select(_references().c.sha256)))
+        needed = set(session.scalars(select(references().c.sha256)))
     asked = _asking(database)
     return store.collect(lambda sha256: sha256 in needed or asked(sha256), min_age)
 
@@ -30,18 +24,6 @@ def collect_blobs(database: Database, store: BlobStore, min_age: float) -> list[
 def discard_blob(database: Database, store: BlobStore, sha256: str) -> bool:
     """Delete a blob now that it has served its purpose, unless something else refers to it."""
     return store.discard(sha256, _asking(database))
-
-
-def _references() -> Subquery:
-    return union_all(
-        select(Target.sha256.label("sha256")).where(Target.sha256.is_not(None)),
-        select(Version.sha256).where(Version.pruned_at.is_(None)),
-        select(Source.sha256).where(Source.stored),
-        select(Job.candidate_sha256).where(
-            Job.candidate_sha256.is_not(None), Job.status.in_(ACTIVE)
-        ),
-        select(UploadPart.sha256),
-    ).subquery()
 
 
 def _asking(database: Database) -> Callable[[str], bool]:

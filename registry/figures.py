@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from registry.queue import is_active
 from registry.states import JobKind, JobStatus
-from registry.tables import DeviceClass, Job, Model, Source, Target, UploadPart, Version
+from registry.tables import DeviceClass, Job, Model, Target, Version
 
 QUEUES: tuple[str, ...] = (*get_args(DeviceClass), "any")  # by the workers they wait for
 
@@ -45,18 +45,6 @@ def measure_queues(session: Session, now: datetime) -> dict[str, Waiting]:
     for queue, jobs, oldest in session.execute(query):
         waiting[queue] = Waiting(jobs, max(0.0, (now - oldest).total_seconds()))
     return waiting
-
-
-def sum_bytes(session: Session) -> dict[str, int]:
-    """The bytes that rows refer to; those of a version that equals an older one are the older's."""
-    own = Version.pruned_at.is_(None) & Version.rollback_of.is_(None)
-    queries = {
-        "versions": select(func.sum(Version.size)).where(own),
-        "sources": select(func.sum(Source.size)).where(Source.stored),
-        "targets": select(func.sum(Target.size)).where(Target.sha256.is_not(None)),
-        "uploads": select(func.sum(UploadPart.size)),
-    }
-    return {kind: int(session.scalar(query) or 0) for kind, query in queries.items()}
 
 
 def count_rows(session: Session, table: type[Target | Model | Version]) -> int:

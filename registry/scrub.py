@@ -1,17 +1,11 @@
 """Whether every blob still has the bytes that it is named by, and every row its blob."""
 
-from collections import defaultdict
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from sqlalchemy import select
-from sqlalchemy.orm import Session
-
 from registry.blobs import BlobDamaged, BlobMissing, BlobStore, StorageError
-from registry.collection import is_referenced
 from registry.database import Database
-from registry.states import ACTIVE
-from registry.tables import Job, Model, Source, Target, Version
+from registry.references import find_uses, is_referenced
 
 Problem = Literal["damaged", "missing", "unreadable"]
 
@@ -37,26 +31,6 @@ def scrub(database: Database, store: BlobStore) -> Iterator[Report]:
     for number, sha256 in enumerate(names, start=1):
         problem = _problem(database, store, sha256)
         yield Report(number, len(names), sha256, problem, uses.get(sha256, []))
-
-
-def find_uses(session: Session) -> dict[str, list[str]]:
-    """By sha256, what needs these bytes: the same rows that `is_referenced` asks for."""
-    uses: defaultdict[str, list[str]] = defaultdict(list)
-    for sha256, name in session.execute(select(Target.sha256, Target.name)):
-        if sha256 is not None:
-            uses[sha256].append(f"target {name}")
-    versions = select(Version.sha256, Version.number, Model.name).join(
-        Model, Model.id == Version.model_id
-    )
-    for sha256, number, name in session.execute(versions.where(Version.pruned_at.is_(None))):
-        uses[sha256].append(f"version {number} of {name}")
-    for sha256, source in session.execute(select(Source.sha256, Source.id).where(Source.stored)):
-        uses[sha256].append(f"source {source}")
-    trials = select(Job.candidate_sha256, Job.id).where(Job.status.in_(ACTIVE))
-    for sha256, job in session.execute(trials):
-        if sha256 is not None:
-            uses[sha256].append(f"job {job}")
-    return dict(uses)
 
 
 def _problem(database: Database, store: BlobStore, sha256: str) -> Problem | None:

@@ -4,13 +4,14 @@ from pathlib import Path
 
 from registry import collection, targets
 from registry.local_blobs import LocalBlobStore
+from registry.references import is_referenced
 from registry.tables import Source
 from tests.registry.conftest import World, blob
 
 
 def needed(world: World, content: str) -> bool:
     with world.database.read() as session:
-        return collection.is_referenced(session, blob(content).sha256)
+        return is_referenced(session, blob(content).sha256)
 
 
 def test_an_uploaded_target_is_kept_until_it_is_deleted(world: World) -> None:

@@ -7,6 +7,7 @@ from sqlalchemy import update
 
 from registry import figures
 from registry.queue import cancel
+from registry.references import sum_bytes
 from registry.tables import Job, Model, Target, Upload, UploadPart, Version
 from tests.registry.conftest import START, World
 
@@ -56,7 +57,7 @@ def test_an_empty_registry_has_nothing(world: World) -> None:
     with world.database.read() as session:
         assert not any(figures.count_jobs(session).values())
         assert set(figures.measure_queues(session, START).values()) == {(0, 0.0)}
-        assert set(figures.sum_bytes(session).values()) == {0}
+        assert set(sum_bytes(session).values()) == {0}
 
 
 def test_bytes_are_those_that_something_still_needs(world: World) -> None:
@@ -64,6 +65,7 @@ def test_bytes_are_those_that_something_still_needs(world: World) -> None:
     for content in ("a", "bb", "ccc"):
         world.fold(model, content, weights=10 * content)  # 10, 20 and 30 bytes; the first is pruned
     world.offer(model, "dddd")
+    world.try_out(model, "fffffff")
     ended = world.offer(model, "eeeee")[1]
     with world.database.write() as session:
         cancel(session, ended.id, world.now)  # its bytes are kept, to be retried
@@ -74,9 +76,15 @@ def test_bytes_are_those_that_something_still_needs(world: World) -> None:
         session.execute(update(Target).values(archive))
 
     with world.database.read() as session:
-        found = figures.sum_bytes(session)
+        found = sum_bytes(session)
 
-    assert found == {"versions": 20 + 30, "sources": 4 + 5, "targets": 70, "uploads": 6}
+    assert found == {
+        "versions": 20 + 30,
+        "sources": 4 + 5,
+        "candidates": 7,
+        "targets": 70,
+        "uploads": 6,
+    }
 
 
 def test_a_version_gone_back_to_has_no_bytes_of_its_own(world: World) -> None:
@@ -86,6 +94,6 @@ def test_a_version_gone_back_to_has_no_bytes_of_its_own(world: World) -> None:
     world.rollback(model, 1)
 
     with world.database.read() as session:
-        assert figures.sum_bytes(session)["versions"] == 7 + 2
+        assert sum_bytes(session)["versions"] == 7 + 2
         assert figures.count_rows(session, Version) == 3
         assert figures.count_rows(session, Model) == 1

@@ -15,9 +15,12 @@ from grasp_client.cli import cli
 from registry.blobs import Blob, BlobDamaged
 from registry.database import Database
 from registry.local_blobs import LocalBlobStore
-from registry.scrub import find_uses, scrub
+from registry.references import find_uses
+from registry.scrub import scrub
 from registry.settings import Settings
 from registry.storage import open_store
+from registry.targets import create_target
+from registry.uploads import append_part, create_upload
 from tests.registry.conftest import World, blob
 
 
@@ -91,6 +94,10 @@ def test_every_use_of_a_blob_is_known(store: LocalBlobStore, world: World) -> No
     world.fold(model, "one", weights="first")
     source, _, _ = world.offer(model, "two")
     trial = world.try_out(model, "three")
+    with world.database.write() as session:
+        upload = create_upload(session, "ann", 9, {}, world.now)
+        append_part(session, upload.id, 0, blob("four"), world.now)
+        archive, _ = create_target(session, "ann", "archive", blob=blob("five"))
 
     reports = {r.sha256: r for r in scrub(world.database, store)}
 
@@ -99,9 +106,11 @@ def test_every_use_of_a_blob_is_known(store: LocalBlobStore, world: World) -> No
         blob("one").sha256: ("missing", [f"source {_source(world, 'one')}"]),
         blob("two").sha256: ("missing", [f"source {source.id}"]),
         blob("three").sha256: ("missing", [f"job {trial.id}"]),
+        blob("four").sha256: ("missing", [f"upload {upload.id}"]),
+        blob("five").sha256: ("missing", [f"target {archive.name}"]),
     }
-    assert sorted(r.number for r in reports.values()) == [1, 2, 3, 4]
-    assert {r.total for r in reports.values()} == {4}
+    assert sorted(r.number for r in reports.values()) == [1, 2, 3, 4, 5, 6]
+    assert {r.total for r in reports.values()} == {6}
 
 
 def _source(world: World, content: str) -> str:

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from sqlalchemy import func, select
 
-from registry import collection, uploads
+from registry import uploads
 from registry.blobs import BlobDamaged, BlobMissing
 from registry.errors import NotFound, OffsetMismatch, UploadUnfinished
 from registry.local_blobs import LocalBlobStore
+from registry.references import is_referenced
 from registry.tables import Upload, UploadPart
 from tests.registry.conftest import START, World, blob
 
@@ -141,7 +142,7 @@ def test_bytes_are_kept_as_long_as_their_upload(world: World) -> None:
 
     def needed(content: str) -> bool:
         with world.database.read() as session:
-            return collection.is_referenced(session, blob(content).sha256)
+            return is_referenced(session, blob(content).sha256)
 
     names = ["kept", f"of {expired}"[-6:], f"of {deleted}"[-6:]]
     assert [needed(name) for name in names] == [True, True, True]
