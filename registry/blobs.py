@@ -1,8 +1,9 @@
 """Blobs: files that are named by the sha256 of their bytes, and never change.
 
-A blob appears under its name whole and on disk, or not at all. Whoever stores something that a row
-will refer to holds `guard()` from before `commit()` until the row is committed; `collect()` deletes
-what no row refers to, and nothing while it is guarded.
+A blob appears under its name whole and on disk, or not at all; one that was damaged later is whole
+again when its bytes are stored anew. Whoever stores something that a row will refer to holds
+`guard()` from before `commit()` until the row is committed; `collect()` deletes what no row refers
+to, and nothing while it is guarded.
 
 StorageError         the store cannot do what it was asked
 ├── StorageFull      … because there is no room left

@@ -181,10 +181,13 @@ class LocalBlobStore:
             file.close()
 
     def _name(self, path: Path, file: int, sha256: str) -> None:
-        """Turn the complete file `path`, open as `file`, into a blob that survives a power cut."""
+        """Turn the complete file `path`, open as `file`, into a blob that survives a power cut.
+
+        A blob of that name that is damaged gives way to it.
+        """
         blob = self._path(sha256)
         blob.parent.mkdir(exist_ok=True)
-        if _touched(blob):
+        if _touched(blob) and _is_sound(blob, sha256):
             path.unlink()
         else:
             os.fchmod(file, READ_ONLY)
@@ -246,6 +249,15 @@ def _touched(blob: Path) -> bool:
     except FileNotFoundError:
         return False
     return True
+
+
+def _is_sound(blob: Path, sha256: str) -> bool:
+    """False too if it cannot be read: whoever brings the bytes anew replaces it."""
+    try:
+        with blob.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() == sha256
+    except OSError:
+        return False
 
 
 def _older(blob: Path, seconds: float) -> bool:

@@ -321,3 +321,27 @@ def test_damage_is_found_where_the_blob_is_stored(place: Place) -> None:
         assert "scrub" in str(info.value.hint)
 
     place.store.verify(sound)
+
+
+@pytest.mark.parametrize("damaged", [b"Data", b"dat", b""])
+@pytest.mark.parametrize("again", ["written", "adopted"])
+def test_who_stores_the_same_bytes_again_repairs_them(
+    place: Place, tmp_path: Path, damaged: bytes, again: str
+) -> None:
+    name = put(place.store, b"data")
+    place.replace(name, damaged)
+    copy = place.store.fetch(name)  # of this machine, or the blob itself
+    copy.chmod(0o644)
+    copy.write_bytes(damaged)
+
+    if again == "written":
+        put(place.store, b"data")
+    else:
+        (tmp_path / "file").write_bytes(b"data")
+        place.store.adopt(tmp_path / "file", name)
+
+    path = place.store.fetch(name)
+    assert path.read_bytes() == b"data"
+    assert path.stat().st_mode & 0o777 == 0o444
+    place.store.drop_copy(name)
+    assert place.store.fetch(name).read_bytes() == b"data"
