@@ -13,7 +13,7 @@ from threading import Lock
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
-from registry.blobs import refuse_damaged, storage_errors
+from registry.blobs import BlobDamaged, BlobStore, refuse_damaged, storage_errors
 
 REMEMBERED = 10_000  # files, in about 3 MB
 # A file changed so lately could change again within the same tick of its filesystem's clock.
@@ -35,6 +35,21 @@ class Verifier:
         self._sound: OrderedDict[Identity, None] = OrderedDict()
         self._turns: WeakValueDictionary[str, Lock] = WeakValueDictionary()
         self._lock = Lock()
+
+    def fetch(self, store: BlobStore, sha256: str) -> Path:
+        """A local file with these bytes, and no others: a damaged copy is fetched again.
+
+        Raises BlobMissing, BlobDamaged, StorageError.
+        """
+        path = store.fetch(sha256)
+        try:
+            self.check(path, sha256)
+        except BlobDamaged:
+            if not store.drop_copy(sha256):
+                raise
+            path = store.fetch(sha256)
+            self.check(path, sha256)
+        return path
 
     def check(self, path: Path, sha256: str) -> None:
         """Raises BlobDamaged unless the file has this hash, StorageError if it cannot be read."""

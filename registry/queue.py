@@ -30,7 +30,16 @@ from registry.bell import Ring, ring_after_commit
 from registry.curves import with_losses
 from registry.errors import Conflict, LeaseLost, NotFound
 from registry.states import ACTIVE, RETRIABLE, JobStatus
-from registry.tables import DeviceClass, Job, Model, Queue, UtcDateTime
+from registry.tables import (
+    BlobProblem,
+    DeviceClass,
+    Job,
+    Model,
+    Queue,
+    Target,
+    UtcDateTime,
+    Version,
+)
 from registry.tracing import current_traceparent
 from registry.transitions import (
     CANCELLED,
@@ -101,7 +110,8 @@ def claim(
 ) -> Lease | None:
     """Lease the queue whose next job has waited longest, and start that job.
 
-    Queues of models that want another kind of worker are left to those.
+    Queues of models that want another kind of worker are left to those, and those wait whose jobs
+    all need a blob that is known to be bad.
     """
     expires_at = now + timedelta(seconds=lease_seconds)
     for _ in range(CANDIDATES):
@@ -182,10 +192,14 @@ def fail(
     return status
 
 
-def hand_back(session: Session, lease: Lease) -> None:
-    """Queue the running job again, at its old place, as if this attempt had not been."""
+def hand_back(session: Session, lease: Lease, why: Failure | None = None) -> None:
+    """Queue the running job again, at its old place, as if this attempt had not been.
+
+    If `why` is given, the job tells what it waits for until it is started again.
+    """
     hold(session, lease)
-    values = {"attempts": Job.attempts - 1, "worker_id": None}
+    error = why.as_error() if why else None
+    values = {"attempts": Job.attempts - 1, "worker_id": None, "error": error}
     move(session, lease.job_id, "queued", values, ("running",))
     release(session, lease)
     _ring(session, lease.queue_id)
@@ -232,7 +246,7 @@ def ring_waiting(session: Session, now: datetime) -> None:
     waiting = (
         select(Job.queue_id)
         .join(Queue, Queue.id == Job.queue_id)
-        .where(is_active(Job), _is_free(now))
+        .where(is_active(Job), _is_free(now), ~_is_held(now))
         .order_by(Job.created_at)
         .limit(RUNG_AT_ONCE)
     )
@@ -277,6 +291,7 @@ def _next_free(
             ),
             ~exists().where(awaited.queue_id == Queue.waits_for, is_active(awaited)),
             ~exists().where(Model.id == Queue.id, Model.queue != device_class),
+            ~_is_held(now),
         )
         .order_by(Job.created_at, Job.id)
         .limit(1)
@@ -293,6 +308,23 @@ def is_active(job: type[Job]) -> ColumnElement[bool]:
 
 def _is_free(now: datetime) -> ColumnElement[bool]:
     return or_(Queue.holder.is_(None), Queue.expires_at <= now)
+
+
+def _is_held(now: datetime) -> ColumnElement[bool]:
+    """Whether a model's newest version or a target is bad, and not worth another look yet."""
+    bad_version = exists().where(
+        Model.id == Queue.id,
+        Version.model_id == Model.id,
+        Version.number == Model.version,
+        BlobProblem.sha256 == Version.sha256,
+        BlobProblem.look_at > now,
+    )
+    bad_target = exists().where(
+        Target.id == func.coalesce(Queue.waits_for, Queue.id),  # a model's queue waits for it
+        BlobProblem.sha256 == Target.sha256,
+        BlobProblem.look_at > now,
+    )
+    return or_(bad_version, bad_target)
 
 
 def _take(
@@ -336,5 +368,6 @@ def _start_next(session: Session, queue_id: str, worker_id: str, now: datetime) 
         "worker_id": worker_id,
         "stage": "start",
         "progress": 0.0,
+        "error": None,
     }
     return job_id if job_id and move(session, job_id, "running", values) else None

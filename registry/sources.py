@@ -8,6 +8,7 @@ from sqlalchemy.orm import Session
 
 from grasp_core.manifest import Manifest
 from registry.blobs import Blob
+from registry.damage import forget_problems
 from registry.errors import Conflict
 from registry.ids import new_id
 from registry.queue import enqueue, lock_queue
@@ -43,6 +44,7 @@ def offer_source(
     """
     require_usable(model)
     lock_queue(session, model.id)
+    forget_problems(session, [blob.sha256])
     same = select(Source).where(Source.model_id == model.id, Source.sha256 == blob.sha256)
     known = session.scalar(same)
     if known:
@@ -78,6 +80,7 @@ def try_source(
 ) -> Job:
     """A job that folds the bytes and publishes nothing. Raises Conflict like `offer_source`."""
     require_usable(model)
+    forget_problems(session, [blob.sha256])
     job = _job(model, request_id)
     job.kind = "dry_run"
     job.candidate_sha256 = blob.sha256

@@ -24,6 +24,7 @@ from registry.states import ACTIVE, MOVES, JobKind, JobStatus, ModelStatus, Targ
 
 Scope = Literal["read", "write", "admin"]
 DeviceClass = Literal["gpu", "cpu"]
+Problem = Literal["damaged", "missing", "unreadable"]
 Json = dict[str, Any]
 
 
@@ -66,6 +67,7 @@ class Base(DeclarativeBase):
         ModelStatus: String(16),
         Scope: String(16),
         DeviceClass: String(16),
+        Problem: String(16),
     }
 
 
@@ -251,6 +253,17 @@ class UploadPart(Base):
     offset: Mapped[int] = mapped_column(BigInteger, primary_key=True)
     size: Mapped[int] = mapped_column(BigInteger)
     sha256: Mapped[str] = mapped_column(SHA256, index=True)
+
+
+class BlobProblem(Base):
+    """A blob that was found to be bad, until it is sound again or nothing needs it."""
+
+    __tablename__ = "blob_problems"
+
+    sha256: Mapped[str] = mapped_column(SHA256, primary_key=True)
+    problem: Mapped[Problem]
+    noticed_at: Mapped[datetime]
+    look_at: Mapped[datetime]  # not before then do jobs that all need it try to read it
 
 
 class Worker(Base):

@@ -8,6 +8,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from registry.blobs import Blob
+from registry.damage import forget_problems
 from registry.errors import StillUsed
 from registry.ids import new_id
 from registry.naming import add_named
@@ -35,6 +36,8 @@ def create_target(
 ) -> tuple[Target, Job]:
     """A target and the job that validates it. Raises NameTaken."""
     target_id = new_id("tgt")
+    if blob is not None:
+        forget_problems(session, [blob.sha256])
     job = Job(
         id=new_id("job"),
         owner=owner,

@@ -13,6 +13,7 @@ from sqlalchemy import CursorResult, and_, delete, select
 from sqlalchemy.orm import Session
 
 from registry.blobs import Blob, BlobStore, refuse_damaged, storage_errors
+from registry.damage import forget_problems
 from registry.errors import NotFound, OffsetMismatch, UploadUnfinished
 from registry.ids import new_id
 from registry.tables import Upload, UploadPart
@@ -67,6 +68,7 @@ def append_part(
     if blob is not None:
         part = UploadPart(upload_id=upload_id, offset=offset, size=size, sha256=blob.sha256)
         session.add(part)
+        forget_problems(session, [blob.sha256])
     return upload
 
 

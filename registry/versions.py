@@ -8,8 +8,9 @@ from sqlalchemy import and_, select
 from sqlalchemy.orm import Session
 
 from registry.blobs import Blob
+from registry.damage import forget_problems
 from registry.errors import BytesGone, LeaseLost, NotFound, NoVersion
-from registry.queue import Lease, close, hold, lock_queue
+from registry.queue import Lease, close, hold, lock_queue, ring_waiting
 from registry.tables import Job, Model, Source, Version
 from registry.transitions import change
 
@@ -37,6 +38,7 @@ def publish(session: Session, lease: Lease, result: FoldResult, now: datetime) -
     job = session.get_one(Job, lease.job_id)
     model = session.get_one(Model, lease.queue_id)
     assert result.blob is not None  # noqa: S101 - only accepted folds are published
+    forget_problems(session, [result.blob.sha256])
     number = _advance(session, model, result.base)
     session.add(
         Version(
@@ -108,6 +110,7 @@ def rollback(session: Session, model: Model, number: int, now: datetime) -> Vers
     session.add(version)
     session.refresh(model)
     prune(session, model, now)
+    ring_waiting(session, now)  # its jobs may have waited for this
     return version
 
 

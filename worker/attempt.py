@@ -2,10 +2,12 @@
 
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from threading import Event as Flag
 from typing import TypeVar
 
@@ -17,8 +19,16 @@ from grasp_core.errors import DeviceError, GraspError
 from registry import queue
 from registry.blobs import Blob, BlobStore, StorageError, StorageFull
 from registry.collection import discard_blob
+from registry.damage import (
+    BadInput,
+    Input,
+    find_problems,
+    forget_problems,
+    note_problem,
+)
 from registry.database import Database
 from registry.errors import LeaseLost
+from registry.integrity import Verifier
 from registry.logs import get_log
 from registry.queue import Lease
 from registry.settings import Settings
@@ -28,7 +38,7 @@ from registry.versions import StaleBase
 from registry.workers import see_worker
 from worker.child import Child, Nursery
 from worker.messages import Failed, Finished, Last, Progressed, Stopped
-from worker.plan import Planner, record, work_folder
+from worker.plan import Plan, Planner, record, work_folder
 from worker.tasks import Folded, FoldSource, Result, Task
 from worker.telling import Account
 
@@ -52,6 +62,7 @@ class Attempt:
     settings: Settings
     database: Database
     store: BlobStore
+    verifier: Verifier
     nursery: Nursery
     plan: Planner
     stopping: Flag
@@ -62,6 +73,7 @@ class Attempt:
     _stage: str | None = None
     _unwritten: Progressed | None = None
     _trial: bool = False  # publishes nothing
+    _files: dict[Path, Input] = field(default_factory=dict)  # what the child reads
 
     def run(self) -> None:
         """Bring the attempt to an end, whatever happens; of a lost one nothing is kept.
@@ -83,6 +95,8 @@ class Attempt:
             self._hand_back(str(error))
         except (LeaseLost, NoResultFound):
             raise  # somebody else's job now, or nobody's
+        except BadInput as bad:
+            self._blame_input(bad)
         except StorageError as error:  # not the job's fault
             self._blame_store(error)
         except DeviceError as error:
@@ -95,10 +109,13 @@ class Attempt:
             self._fail(Failure("internal_error", f"{type(error).__name__}: {error}"))
 
     def _compute(self) -> None:
-        task = self._keeping_lease(lambda: self._patiently(self._plan))
+        plan = self._keeping_lease(lambda: self._patiently(self._plan))
+        task = self._keeping_lease(lambda: self._fetch(plan))
         with self.nursery.take() as child:
             child.start(task, structlog.contextvars.get_contextvars())
             last = self._watch(child)
+            if isinstance(last, Finished | Failed):
+                self._keeping_lease(self._verify)
             if isinstance(last, Finished):  # while its process ends
                 self._record(task, last.result)
         match last:
@@ -111,10 +128,35 @@ class Attempt:
                     log.error("attempt failed", code=last.code, traceback=last.traceback)
                 self._fail(Failure(last.code, last.message, last.hint, last.retryable))
 
-    def _plan(self) -> Task:
+    def _plan(self) -> Plan:
         with self.database.read() as session:
             self._trial = session.get_one(Job, self.lease.job_id).kind == "dry_run"
-            return self.plan(session, self.lease, self.settings, self.store)
+            return self.plan(session, self.lease, self.settings)
+
+    def _fetch(self, plan: Plan) -> Task:
+        """The task with its files, each as it was stored. Raises BadInput, StorageFull."""
+        paths: dict[str, Path] = {}
+        for name, given in plan.inputs.items():
+            with _blaming(given):
+                paths[name] = self.verifier.fetch(self.store, given.sha256).absolute()
+            self._files[paths[name]] = given
+        self._patiently(self._forget_problems)
+        return plan.task(**paths)
+
+    def _verify(self) -> None:
+        """Whether the files are still what they were: a look at each. Raises BadInput."""
+        for path, given in self._files.items():
+            if path.exists():  # a name may go while the bytes are in use
+                with _blaming(given):
+                    self.verifier.check(path, given.sha256)
+
+    def _forget_problems(self) -> None:
+        names = [given.sha256 for given in self._files.values()]
+        with self.database.read() as session:
+            known = find_problems(session, names)
+        if known:
+            with self.database.write() as session:
+                forget_problems(session, known)
 
     def _watch(self, child: Child) -> Last:
         """Follow the child to its end, forwarding progress, keeping the lease."""
@@ -242,13 +284,33 @@ class Attempt:
         self.account.failed(failure, status)
 
     def _blame_store(self, error: StorageError) -> None:
+        self._require_store(error)
+        self._fail(Failure(error.code, error.message, error.hint))
+
+    def _blame_input(self, bad: BadInput) -> None:
+        """A bad source fails its job; what all jobs of the queue need is waited for, by all."""
+        self._require_store(bad.error)
+        given, failure = bad.given, bad.given.failure(bad.problem)
+
+        def note(session: Session) -> None:
+            queue.hold(session, self.lease)
+            note_problem(session, given.sha256, bad.problem, utc_now())
+            if given.shared:
+                queue.hand_back(session, self.lease, failure)
+
+        self._write_last(note)
+        if given.shared:
+            self.account.held(failure)
+        else:
+            self._fail(failure)
+
+    def _require_store(self, error: StorageError) -> None:
         """A store that does nothing for anybody costs no attempt. Raises StorageError then."""
         try:
             self.store.check()
         except StorageError:
             self._hand_back(error.message)
             raise
-        self._fail(Failure(error.code, error.message, error.hint))
 
     def _hand_back(self, reason: str) -> None:
         self._write_last(lambda session: queue.hand_back(session, self.lease))
@@ -265,3 +327,14 @@ class Attempt:
     def _clear(self) -> None:
         """What an ended job kept to go on with."""
         shutil.rmtree(work_folder(self.settings, self.lease.job_id), ignore_errors=True)
+
+
+@contextmanager
+def _blaming(given: Input) -> Iterator[None]:
+    """Troubles of the store as those of the blob that is read, but for a lack of room."""
+    try:
+        yield
+    except StorageFull:
+        raise
+    except StorageError as error:
+        raise BadInput(given, error) from error

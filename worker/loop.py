@@ -15,8 +15,10 @@ from registry.answers import forget_answers
 from registry.bell import open_bell
 from registry.blobs import BlobStore, StorageError
 from registry.collection import collect_blobs, collect_work
+from registry.damage import forget_unneeded
 from registry.database import Database
 from registry.ids import new_id
+from registry.integrity import Verifier
 from registry.logs import configure_logs, get_log
 from registry.queue import Lease, claim, ring_waiting
 from registry.settings import Settings
@@ -63,6 +65,7 @@ class Worker:
         self._plan = plan
         self._warm = warm
         self._tally = Tally()
+        self._verifier = Verifier()  # as long as this process: what was read once is known
         self._nursery = Nursery(self._new_child, spare=settings.warm_spare)
 
     def run(self) -> None:
@@ -132,6 +135,7 @@ class Worker:
                 settings=self.settings,
                 database=self.database,
                 store=self.store,
+                verifier=self._verifier,
                 nursery=self._nursery,
                 plan=self._plan,
                 stopping=self.stopping,
@@ -216,6 +220,7 @@ class Worker:
         if time.monotonic() - self._cleaned > CLEAN_S:
             collect_blobs(self.database, self.store, self.settings.collect_age_seconds)
             collect_work(self.database, self.settings.work_folder)
+            forget_unneeded(self.database)
             with self.database.write() as session:
                 forget_answers(session, utc_now())
                 forget_uploads(session, utc_now())

@@ -1,9 +1,10 @@
 """From a leased job to the task that a child runs, and from its result to what is recorded."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, assert_never
 from urllib.parse import urlsplit
@@ -13,7 +14,8 @@ from sqlalchemy.orm import Session
 
 from grasp_core.config import FoldConfig, PreprocessingOverrides
 from grasp_core.errors import GraspError
-from registry.blobs import Blob, BlobStore
+from registry.blobs import Blob
+from registry.damage import Input, target_input, version_input
 from registry.models import record_preparation, spec_of
 from registry.queue import Lease
 from registry.settings import Settings
@@ -32,7 +34,17 @@ from worker.tasks import (
 )
 
 OUTPUT = "merged.safetensors"
-Planner = Callable[[Session, Lease, Settings, BlobStore], Task]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A task, but for the files it reads: until they are fetched, their hashes stand for them."""
+
+    task: Callable[..., Task]
+    inputs: Mapping[str, Input]  # by the parameter of the task that is their file
+
+
+Planner = Callable[[Session, Lease, Settings], Plan]
 
 
 class NotReady(GraspError):
@@ -46,43 +58,44 @@ def work_folder(settings: Settings, job_id: str) -> Path:
     return (settings.work_folder / job_id).absolute()
 
 
-def plan(session: Session, lease: Lease, settings: Settings, store: BlobStore) -> Task:
-    """The task of a leased job. Raises GraspError where it cannot be done at all."""
+def plan(session: Session, lease: Lease, settings: Settings) -> Plan:
+    """What a leased job does, and what it reads. Raises GraspError where it cannot be done."""
     job = session.get_one(Job, lease.job_id)
     target = session.get_one(Target, job.target_id)
-    path = _target_path(target, store)
     cache = settings.cache_folder.absolute()
     if job.kind == "validate":
-        return ValidateTarget(path, cache)
+        return _on_target(target, partial(ValidateTarget, cache_dir=cache))
     summary = _summary(target)
     model = session.get_one(Model, job.model_id)
     if job.kind == "prepare":
-        return PrepareModel(
+        prepare = partial(
+            PrepareModel,
             architecture=model.architecture,
             classes=tuple(model.classes) if model.classes else None,
             preprocessing=PreprocessingOverrides.model_validate(model.preprocessing),
-            target_path=path,
             target_fingerprint=summary["fingerprint"],
             target_classes=tuple(summary["classes"]),
             cache_dir=cache,
         )
+        return _on_target(target, prepare)
     _require_prepared(model)
-    sha256, classes = _candidate(session, job)
+    source, classes = _candidate(session, job)
+    merged = _newest(session, model)
     folder = _leased_folder(settings, lease)
-    return FoldSource(
+    fold = partial(
+        FoldSource,
         spec=spec_of(model),
         config=_config(model, settings),
         version=(model.version or 0) + 1,
-        source=store.fetch(sha256).absolute(),
-        source_sha256=sha256,
-        merged=_newest(session, model, store),
+        source_sha256=source.sha256,
+        merged=None,
         source_classes=tuple(classes) if classes else None,
-        target_path=path,
         target_fingerprint=summary["fingerprint"],
         cache_dir=cache,
         work_dir=folder,
         output=folder / OUTPUT,
     )
+    return _on_target(target, fold, **({"merged": merged} if merged else {}), source=source)
 
 
 def record(
@@ -143,10 +156,12 @@ def _leased_folder(settings: Settings, lease: Lease) -> Path:
     return own
 
 
-def _target_path(target: Target, store: BlobStore) -> Path:
-    if target.sha256 is not None:
-        return store.fetch(target.sha256).absolute()
-    return Path(url2pathname(urlsplit(target.uri or "").path))
+def _on_target(target: Target, task: Callable[..., Task], **inputs: Input) -> Plan:
+    """With the target first, and what the whole queue needs before what one job does."""
+    if target.sha256 is None:
+        folder = Path(url2pathname(urlsplit(target.uri or "").path))
+        return Plan(partial(task, target_path=folder), inputs)
+    return Plan(task, {"target_path": target_input(target), **inputs})
 
 
 def _summary(target: Target) -> dict[str, Any]:
@@ -168,18 +183,22 @@ def _require_prepared(model: Model) -> None:
         )
 
 
-def _candidate(session: Session, job: Job) -> tuple[str, list[str] | None]:
+def _candidate(session: Session, job: Job) -> tuple[Input, list[str] | None]:
     """The bytes that a job folds, and their class names."""
     if job.candidate_sha256 is not None:
-        return job.candidate_sha256, (job.candidate or {}).get("classes")
+        offered = job.candidate or {}
+        words = f"the checkpoint {offered.get('name')!r}"
+        remedy = "post the source with dry_run again"
+        return Input(job.candidate_sha256, words, remedy), offered.get("classes")
     source = session.get_one(Source, job.source_id)
-    return source.sha256, source.classes
+    remedy = "send the same file again, which stores its bytes anew, then retry this job"
+    return Input(source.sha256, f"the source {source.name!r}", remedy), source.classes
 
 
-def _newest(session: Session, model: Model, store: BlobStore) -> Path | None:
+def _newest(session: Session, model: Model) -> Input | None:
     if model.version is None:
         return None
-    return store.fetch(session.get_one(Version, (model.id, model.version)).sha256).absolute()
+    return version_input(model, session.get_one(Version, (model.id, model.version)))
 
 
 def _config(model: Model, settings: Settings) -> FoldConfig:

@@ -87,7 +87,7 @@ class Task(Protocol):
 class ValidateTarget:
     """Read a target once, whole: can it be used, and what is in it?"""
 
-    path: Path
+    target_path: Path
     cache_dir: Path
     max_bytes: int | None = None  # of its files, unpacked
 
@@ -101,7 +101,7 @@ class ValidateTarget:
         self.cache_dir.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix=ASIDE, dir=self.cache_dir) as folder:
             target = TargetData.open(
-                self.path,
+                self.target_path,
                 ANY_MODEL,
                 cache_dir=folder,
                 limits=limits,

@@ -139,6 +139,12 @@ class Account:
         log.info("job handed back", reason=reason)
         self._span.set({"grasp.outcome": "handed_back"})
 
+    def held(self, failure: Failure) -> None:
+        """It waits, with all jobs of its queue, until what they need is mended."""
+        log.warning("job waits", code=failure.code, reason=failure.message, hint=failure.hint)
+        self.tally.count_failure(failure.code)
+        self._span.fail(failure.code)
+
     def lost(self, error: Exception) -> None:
         """The job is somebody else's by now, or nobody's."""
         log.warning("result thrown away", reason=str(error))

@@ -33,11 +33,13 @@ from worker.tasks import (
 )
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from sqlalchemy.orm import Session
 
-    from registry.blobs import BlobStore
     from registry.queue import Lease
     from registry.settings import Settings
+    from worker.plan import Plan
 
 CLASSES = ("cat", "dog")
 BAD_TARGET = b"no images in here"
@@ -86,20 +88,25 @@ def chain(sources: Iterable[bytes]) -> list[str]:
     return hashes
 
 
-def fake_plan(session: Session, lease: Lease, settings: Settings, store: BlobStore) -> Task:
+def fake_plan(session: Session, lease: Lease, settings: Settings) -> Plan:
     """The real plan, with a fake task for each real one."""
-    from worker.plan import plan  # children import this module too, and start quicker without
+    from worker.plan import Plan, plan  # children import this module too, and start quicker without
 
-    task = plan(session, lease, settings, store)
-    given = {field.name: getattr(task, field.name) for field in fields(task)}  # type: ignore[arg-type]
-    return FAKES[type(task)](**given)
+    real = plan(session, lease, settings)
+
+    def fake(**files: Path) -> Task:
+        task = real.task(**files)
+        given = {field.name: getattr(task, field.name) for field in fields(task)}  # type: ignore[arg-type]
+        return FAKES[type(task)](**given)
+
+    return Plan(fake, real.inputs)
 
 
 @dataclass(frozen=True)
 class FakeValidation(ValidateTarget):
     def run(self, report: Report) -> TargetSummary:
         report("hash", 0.0, {})
-        if self.path.read_bytes() == BAD_TARGET:
+        if self.target_path.read_bytes() == BAD_TARGET:
             raise TargetError("the target has no images", hint="add some")
         counts = {split: dict.fromkeys(CLASSES, 5) for split in ("train", "val", "test")}
         return TargetSummary(CLASSES, "f" * 64, counts, (), 0, 30)

@@ -12,11 +12,11 @@ from sqlalchemy import func, select, update
 
 from grasp_core.config import FoldConfig, PreprocessingOverrides
 from registry import models, queue, sources, targets
-from registry.blobs import Blob
+from registry.blobs import Blob, BlobStore
 from registry.database import Database
-from registry.local_blobs import LocalBlobStore
 from registry.settings import Settings
 from registry.states import JobStatus
+from registry.storage import open_store
 from registry.tables import Base, Job, Model, Target, Version, utc_now
 from tests.service.fake_folds import CLASSES, MANIFEST, fake_plan
 from tests.worker.waiting import until
@@ -39,7 +39,7 @@ class Place:
         self.settings = Settings(home=home, **chosen | options)
         self.database = Database(self.settings.database)
         self.database.migrate()
-        self.store = LocalBlobStore(self.settings.blob_folder)
+        self.store: BlobStore = open_store(self.settings)
 
     def put(self, data: bytes) -> Blob:
         with self.store.create() as writer:
