@@ -101,7 +101,7 @@ class ImageClassification:
     ) -> ImageClassification:
         """The target data at `path`, prepared as the architecture wants its images.
 
-        A known `fingerprint` is trusted: the data is not hashed and, if cached, not touched.
+        With a known `fingerprint`, data that is cached is not touched, and other data must have it.
         `progress` hears which share of it is decoded; what it raises ends the decoding.
         """
         preprocessing = resolve_preprocessing(spec)

@@ -19,6 +19,7 @@ from grasp_core.data.index import BrokenImage
 from grasp_core.data.limits import Limits
 from grasp_core.data.sample import SPLITS, IndexArray, SplitName, UInt8Array
 from grasp_core.data.splits import Fractions, SplitArray, assign_splits, check_fractions
+from grasp_core.errors import TargetError
 
 DEFAULT_LIMITS = Limits()
 
@@ -67,24 +68,30 @@ class TargetData:
     ) -> TargetData:
         """Data in any of the known formats, decoded into the cache unless it is there already.
 
-        A known `fingerprint` is trusted: the data is not hashed and, if cached, not touched.
+        With a known `fingerprint`, data that is cached is not touched, and other data must have it.
         Splits that the data does not give are drawn with `split_seed`, `fractions` of each class.
-        Raises TargetError if the data cannot be used, BrokenImages if more than the share
-        `max_broken` of it does not decode, and ConfigError for impossible fractions.
+        Raises TargetError if the data cannot be used or has changed, BrokenImages if more than the
+        share `max_broken` of it does not decode, and ConfigError for impossible fractions.
         """
         check_fractions(fractions)
         path, recipe = Path(path), Recipe.of(preprocessing, limits)
-        fingerprint = fingerprint or fingerprint_of(path, recognise(path, limits), limits)
+        found = fingerprint or _fingerprint(path, limits)
         root = Path(cache_dir) if cache_dir else Path.home() / ".cache" / "grasp"
-        folder = root / cache.cache_key(fingerprint, recipe)
-        stored = _decoded(path, folder, recipe, limits, progress or _ignore)
+        folder = root / cache.cache_key(found, recipe)
+        stored = cache.load(folder, recipe.size)
+        if stored is None:
+            if fingerprint is not None:
+                _require_unchanged(path, fingerprint, limits)
+            stored = _decoded(path, folder, recipe, limits, progress or _ignore)
         index = stored.index
+        if progress is not None:
+            progress(1.0)
         check_broken(index, max_broken)
         check_classes(index)
         splits = assign_splits(index.splits, index.labels, index.names, split_seed, fractions)
         check_splits(index, splits, fractions)
         train, val, test = (_split(stored, splits, name) for name in SPLITS)
-        return cls(index.classes, fingerprint, index.broken, train, val, test)
+        return cls(index.classes, found, index.broken, train, val, test)
 
     def split(self, name: SplitName) -> Split:
         return {"train": self.train, "val": self.val, "test": self.test}[name]
@@ -98,17 +105,26 @@ class TargetData:
         return dict(zip(self.classes, counts.tolist(), strict=True))
 
 
+def _fingerprint(path: Path, limits: Limits) -> str:
+    return fingerprint_of(path, recognise(path, limits), limits)
+
+
+def _require_unchanged(path: Path, fingerprint: str, limits: Limits) -> None:
+    """Hashing is quick beside decoding, which follows."""
+    if _fingerprint(path, limits) != fingerprint:
+        raise TargetError(
+            f"the data at {path.name!r} is not what it was when it was validated",
+            hint="put it back as it was, or register it as a new target",
+        )
+
+
 def _decoded(
     path: Path, folder: Path, recipe: Recipe, limits: Limits, progress: Progress
 ) -> cache.Stored:
-    stored = cache.load(folder, recipe.size)
-    if stored is None:
-        contents = recognise(path, limits).read(path, limits)
-        limits.check_images(contents.total)
-        fill = partial(decode_into, contents=contents, recipe=recipe, progress=progress)
-        stored = cache.build(folder, recipe.size, fill)
-    progress(1.0)
-    return stored
+    contents = recognise(path, limits).read(path, limits)
+    limits.check_images(contents.total)
+    fill = partial(decode_into, contents=contents, recipe=recipe, progress=progress)
+    return cache.build(folder, recipe.size, fill)
 
 
 def _split(stored: cache.Stored, splits: SplitArray, name: SplitName) -> Split:

@@ -84,6 +84,16 @@ def test_with_a_fingerprint_the_data_is_not_even_touched(open_: Opened, source: 
         open_(fingerprint="f" * 64)
 
 
+def test_data_of_another_fingerprint_is_refused_before_it_is_decoded(
+    open_: Opened, decoded: list[object], root: Path
+) -> None:
+    with pytest.raises(TargetError, match="not what it was when it was validated") as info:
+        open_(fingerprint="f" * 64)
+    assert info.value.hint
+    assert not decoded
+    assert not root.exists()
+
+
 @pytest.mark.parametrize(
     ("preprocessing", "decodes"),
     [

@@ -19,6 +19,9 @@ from grasp_core import (
     PreprocessingOverrides,
     TargetError,
 )
+from grasp_core.data.fingerprint import fingerprint_of
+from grasp_core.data.formats import recognise
+from grasp_core.data.target import DEFAULT_LIMITS
 
 SPEC = ModelSpec(
     architecture="test_efficientnet",
@@ -150,17 +153,16 @@ def test_the_fingerprint_is_of_images_splits_and_preprocessing(
     assert other.fingerprint != images.fingerprint
 
 
-def test_a_known_fingerprint_is_trusted(
+def test_a_known_fingerprint_finds_what_is_cached(
     images: ImageClassification, folder: Path, tmp_path: Path
 ) -> None:
-    first = ImageClassification.open(folder, SPEC, cache_dir=tmp_path, fingerprint="known")
+    known = fingerprint_of(folder, recognise(folder, DEFAULT_LIMITS), DEFAULT_LIMITS)
+    ImageClassification.open(folder, SPEC, cache_dir=tmp_path)
 
     # Cached under that name, the data itself is not needed any more.
-    again = ImageClassification.open(
-        tmp_path / "gone", SPEC, cache_dir=tmp_path, fingerprint="known"
-    )
+    again = ImageClassification.open(tmp_path / "gone", SPEC, cache_dir=tmp_path, fingerprint=known)
 
-    assert again.fingerprint == first.fingerprint != images.fingerprint
+    assert again.fingerprint == images.fingerprint
     batches = [next(task.evaluation_batches("train", 8)) for task in (images, again)]
     assert torch.equal(batches[0].inputs, batches[1].inputs)
 

@@ -13,6 +13,9 @@ from sklearn.datasets import load_digits
 
 from grasp_core import CheckpointInfo, FoldConfig, ModelSpec, PreprocessingOverrides
 from grasp_core import write_checkpoint as write
+from grasp_core.data.fingerprint import fingerprint_of
+from grasp_core.data.formats import recognise
+from grasp_core.data.target import DEFAULT_LIMITS
 from grasp_core.files import sha256_file
 from worker.tasks import FoldSource
 
@@ -73,6 +76,8 @@ class Bench:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.target = write_target(root / "target")
+        found = recognise(self.target, DEFAULT_LIMITS)
+        self.fingerprint = fingerprint_of(self.target, found, DEFAULT_LIMITS)
         self.cache = root / "cache"
         self.merged = write_weights(root / "merged.safetensors", seed=1)
         self.source = write_weights(root / "source.safetensors", seed=2)
@@ -88,7 +93,7 @@ class Bench:
             merged=self.merged,
             source_classes=None,
             target_path=self.target,
-            target_fingerprint="f" * 64,
+            target_fingerprint=self.fingerprint,
             cache_dir=self.cache,
             work_dir=self.root / name / "work",
             output=self.root / name / "out.safetensors",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -128,7 +129,7 @@ def preparing(bench: Bench, cache: Path) -> PrepareModel:
         classes=None,
         preprocessing=SPEC.preprocessing,
         target_path=bench.target,
-        target_fingerprint="f" * 64,
+        target_fingerprint=bench.fingerprint,
         target_classes=CLASSES,
         cache_dir=cache,
     )
@@ -157,6 +158,20 @@ def test_the_first_fold_of_a_prepared_model_needs_the_target_no_more(
     elsewhere = replace(task, target_path=tmp_path / "gone", version=1).run(Heard())
 
     assert elsewhere.outcome == "accepted"
+
+
+def test_a_target_that_changed_is_noticed_when_it_is_read(bench: Bench, tmp_path: Path) -> None:
+    changed = tmp_path / "target"
+    shutil.copytree(bench.target, changed)
+    task = replace(preparing(bench, tmp_path / "cache"), target_path=changed)
+    picture = next(changed.glob("one/*.png"))
+    shutil.copy(next(changed.glob("two/*.png")), picture)
+
+    with pytest.raises(TargetError, match="is not what it was when it was validated"):
+        task.run(Heard())
+
+    shutil.copy(bench.target / "one" / picture.name, picture)
+    assert task.run(Heard()).classes == CLASSES
 
 
 def test_a_model_may_have_more_classes_than_its_target(bench: Bench, tmp_path: Path) -> None:
