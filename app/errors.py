@@ -17,6 +17,7 @@ from starlette.routing import Match
 from app.downloads import RangeNotSatisfiable
 from grasp_core.config import plain_words
 from grasp_core.errors import CheckpointMismatch, GraspError
+from registry.errors import Conflict
 from registry.logs import get_log
 
 STATUS: dict[str, int] = {
@@ -154,7 +155,7 @@ def field_errors(errors: Any) -> list[FieldError]:
 
 async def _on_grasp_error(_request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, GraspError)  # noqa: S101 - registered for these alone
-    status = STATUS.get(error.code, 500)
+    status = STATUS.get(error.code, 409 if isinstance(error, Conflict) else 500)
     if status == 500:
         get_log(__name__).error("unexpected error", code=error.code, exc_info=error)
     extra: dict[str, Any] = {"hint": error.hint}

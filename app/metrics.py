@@ -20,6 +20,7 @@ from sqlalchemy.orm import Session
 
 from app.metrics_requests import RequestMetrics
 from registry import figures
+from registry.damage import count_problems
 from registry.references import sum_bytes
 from registry.settings import Settings
 from registry.tables import Model, Target, Version, Worker, utc_now
@@ -63,6 +64,9 @@ def _from_database(session: Session) -> Iterator[Metric]:
     yield GaugeMetricFamily("grasp_oldest_queued_seconds", "Age of the oldest waiting job", oldest)
     stored = [((kind,), float(size)) for kind, size in sum_bytes(session).items()]
     yield _gauge("grasp_blob_bytes", "Bytes that rows refer to, by what they are", ["kind"], stored)
+    bad = [((problem,), float(count)) for problem, count in count_problems(session).items()]
+    about = "Blobs that are needed and were found to be bad, by what is wrong with them"
+    yield _gauge("grasp_blob_problems", about, ["problem"], bad)
     for table in (Target, Model, Version):
         count = figures.count_rows(session, table)
         yield GaugeMetricFamily(f"grasp_{table.__tablename__}", f"{table.__name__}s", count)

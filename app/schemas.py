@@ -19,7 +19,7 @@ from app.fields import (
 )
 from grasp_core.config import FoldConfig, PreprocessingOverrides
 from registry.states import JobKind, JobStatus, ModelStatus, TargetStatus
-from registry.tables import DeviceClass
+from registry.tables import DeviceClass, Problem
 
 Item = TypeVar("Item")
 ONE_PLACE: dict[str, Any] = {"oneOf": [{"required": ["uri"]}, {"required": ["upload"]}]}
@@ -68,7 +68,7 @@ class JobRead(Out):
     target: str | None
     source: str | None
     version: int | None = Field(description="The version it made.")
-    error: JobError | None
+    error: JobError | None = Field(description="Why it ended so; of a queued job, why it waits.")
     revision: int = Field(description="Grows with every change.")
     created_at: datetime
     started_at: datetime | None
@@ -188,6 +188,10 @@ class ModelRead(Out):
     keep_sources: bool
     queue: DeviceClass | None
     error: JobError | None
+    held: JobError | None = Field(
+        None,
+        description="What its jobs wait for: its newest version or its target cannot be read.",
+    )
     job: str = Field(description="The job that prepares it.")
     created_at: datetime
     links: dict[str, str]
@@ -250,6 +254,9 @@ class VersionRead(Out):
     rollback_of: int | None = Field(description="The version that this one equals.")
     metrics: dict[str, Any]
     available: bool = Field(description="False: retention deleted the weights.")
+    problem: Problem | None = Field(
+        None, description="What is known to be wrong with the stored weights."
+    )
     job: str
     created_at: datetime
     links: dict[str, str]

@@ -1,16 +1,21 @@
 """What every request needs, opened once per process."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Annotated
 
 from fastapi import Depends, Request
+from sqlalchemy.exc import DBAPIError
 
 from app.fetching import FetchPolicy
 from registry.bell import open_bell
-from registry.blobs import BlobStore
+from registry.blobs import BlobDamaged, BlobMissing, BlobStore
+from registry.damage import note_problem, problem_of
 from registry.database import Database
 from registry.integrity import Verifier
 from registry.settings import Settings
 from registry.storage import open_store
+from registry.tables import utc_now
 
 
 class Service:
@@ -29,6 +34,16 @@ class Service:
             allowed_buckets=settings.allowed_buckets,
             s3_endpoint=settings.blob_endpoint,
         )
+
+    @contextmanager
+    def noting(self, sha256: str) -> Iterator[None]:
+        """Whoever reads a blob inside, and finds it damaged or missing, tells all others."""
+        try:
+            yield
+        except (BlobDamaged, BlobMissing) as error:
+            with suppress(DBAPIError), self.database.write() as session:
+                note_problem(session, sha256, problem_of(error), utc_now())
+            raise
 
     def start(self) -> None:
         if self.settings.embedded:

@@ -6,7 +6,8 @@ from typing import Any
 from app.schemas import JobRead, ModelRead, SourceRead, TargetRead, UploadRead, VersionRead
 from app.tus import read_metadata
 from registry.states import RETRIABLE, TERMINAL
-from registry.tables import Job, Model, Source, Target, Upload, Version
+from registry.tables import Job, Model, Problem, Source, Target, Upload, Version
+from registry.transitions import Failure
 
 
 def show_job(job: Job) -> JobRead:
@@ -83,7 +84,7 @@ def show_target(target: Target) -> TargetRead:
     )
 
 
-def model_fields(model: Model) -> dict[str, Any]:
+def model_fields(model: Model, held: Failure | None = None) -> dict[str, Any]:
     me = f"/models/{model.id}"
     return {
         "id": model.id,
@@ -101,6 +102,7 @@ def model_fields(model: Model) -> dict[str, Any]:
         "keep_sources": model.keep_sources,
         "queue": model.queue,
         "error": model.error,
+        "held": held.as_error() if held else None,
         "job": model.job_id,
         "created_at": model.created_at,
         "links": _present(
@@ -116,8 +118,8 @@ def model_fields(model: Model) -> dict[str, Any]:
     }
 
 
-def show_model(model: Model) -> ModelRead:
-    return ModelRead.model_validate(model_fields(model))
+def show_model(model: Model, held: Failure | None = None) -> ModelRead:
+    return ModelRead.model_validate(model_fields(model, held))
 
 
 def show_source(source: Source, job: Job) -> SourceRead:
@@ -153,7 +155,7 @@ def show_upload(upload: Upload) -> UploadRead:
     )
 
 
-def show_version(version: Version) -> VersionRead:
+def show_version(version: Version, problem: Problem | None = None) -> VersionRead:
     me = f"/models/{version.model_id}/versions/{version.number}"
     return VersionRead(
         number=version.number,
@@ -164,6 +166,7 @@ def show_version(version: Version) -> VersionRead:
         rollback_of=version.rollback_of,
         metrics=version.metrics,
         available=version.pruned_at is None,
+        problem=problem,
         job=version.job_id,
         created_at=version.created_at,
         links={"self": me, "report": f"{me}/report", "provenance": f"{me}/provenance"},

@@ -35,6 +35,7 @@ class Model(Record[C]):
     keep_sources: bool
     queue: str | None
     error: JobProblem | None
+    held: JobProblem | None = None
     job: JobHandle[C]
     created_at: datetime
     sha256: str | None = None
@@ -62,6 +63,7 @@ class Version(Record[C]):
     rollback_of: int | None
     metrics: dict[str, Any]
     available: bool
+    problem: str | None = None
     job: JobHandle[C]
     created_at: datetime
 

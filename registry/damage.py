@@ -66,8 +66,7 @@ def version_input(model: Model, version: Version) -> Input:
     return Input(
         version.sha256,
         f"version {version.number} of model {model.name!r}",
-        "restore it from a backup, or roll the model back to a version that is sound; until then"
-        " the model's jobs wait",
+        "restore it from a backup, or roll the model back to a version that is sound",
         shared=True,
     )
 
@@ -76,8 +75,7 @@ def target_input(target: Target) -> Input:
     return Input(
         target.sha256 or "",
         f"the archive of target {target.name!r}",
-        "restore it from a backup, or upload the same archive again, as a target of any name;"
-        " until then jobs that need it wait",
+        "restore it from a backup, or upload the same archive again, as a target of any name",
         shared=True,
     )
 
@@ -93,15 +91,20 @@ def problem_of(error: StorageError) -> Problem:
 
 
 def note_problem(session: Session, sha256: str, problem: Problem, now: datetime) -> None:
-    """Somebody tried to read it; the longer it is known, the later it is worth another try."""
-    since = session.scalar(select(BlobProblem.noticed_at).where(BlobProblem.sha256 == sha256))
-    look_at = now + min(max(now - (since or now), SOONEST), LATEST)
-    if since is not None:
-        found = {"problem": problem, "look_at": look_at}
+    """Somebody tried to read it; the longer it is known, the later it is worth another try.
+
+    Who tries before that time, as downloads do, does not put it off.
+    """
+    known = session.get(BlobProblem, sha256, populate_existing=True)
+    if known is not None:
+        due = known.look_at <= now
+        pause = min(max(now - known.noticed_at, SOONEST), LATEST)
+        found = {"problem": problem, "look_at": now + pause if due else known.look_at}
         change(session, BlobProblem, BlobProblem.sha256 == sha256, found)
         return
+    new = BlobProblem(sha256=sha256, problem=problem, noticed_at=now, look_at=now + SOONEST)
     with suppress(IntegrityError), session.begin_nested():  # unless another was faster
-        session.add(BlobProblem(sha256=sha256, problem=problem, noticed_at=now, look_at=look_at))
+        session.add(new)
 
 
 def forget_problems(session: Session, names: Iterable[str]) -> None:

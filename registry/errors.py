@@ -8,6 +8,7 @@ GraspError (grasp_core.errors)
     │   ├── StillUsed            a target that models need
     │   ├── NoVersion            nothing is merged yet
     │   ├── BytesGone            the bytes were deleted, on purpose, after use
+    │   ├── BadVersion           the weights of a version are damaged or missing
     │   ├── OffsetMismatch       bytes that do not continue an upload
     │   ├── UploadUnfinished     bytes of an upload are missing
     │   └── KeyReused            an Idempotency-Key came with another request
@@ -44,6 +45,14 @@ class NoVersion(Conflict):
 
 class BytesGone(Conflict):
     code = "bytes_gone"
+
+
+class BadVersion(Conflict):
+    """Its code is that of what is wrong with the blob."""
+
+    def __init__(self, message: str, *, code: str, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.code = code
 
 
 class OffsetMismatch(Conflict):

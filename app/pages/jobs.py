@@ -16,6 +16,7 @@ from app.pages.reports import Report, read_report, source_names
 from app.schemas import JobRead
 from app.service import ServiceDep
 from app.show import show_job
+from registry.damage import find_holds
 from registry.lookup import find, find_named, list_page
 from registry.states import ACTIVE, JobStatus
 from registry.tables import Job, Model, Source, Target
@@ -112,11 +113,13 @@ def show_job_page(job: Id, service: ServiceDep, page: PageDep) -> HTMLResponse:
         row = find(session, Job, page.caller.owner, job)
         model = session.get(Model, row.model_id) if row.model_id else None
         report = read_report(session, row.id, Report) if model else None
+        waits = model is not None and row.status == "queued"
         return page.show(
             "job.html",
             task=tasks(session, [row])[0],
             stages=STAGES[row.kind],
             ahead=_ahead(session, row),
+            held=find_holds(session, [model]).get(model.id) if waits and model else None,
             measured=measured(report, model.classes or ()) if report and model else None,
             origins=origins(report, source_names(session, model.id)) if report and model else None,
         )

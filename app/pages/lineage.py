@@ -12,7 +12,8 @@ from app.charts import Series, line_chart, shade
 from app.pages.words import percent
 from app.schemas import VersionRead
 from app.show import show_version
-from registry.tables import Model, Source, Version
+from registry.damage import find_problems
+from registry.tables import Model, Problem, Source, Version
 
 MOST_VERSIONS = 100  # on a chart and in a table; the API lists all
 MOST_COLUMNS = 10
@@ -63,17 +64,22 @@ def load_lineage(session: Session, model: Model) -> list[Entry]:
         .order_by(Version.number.desc())
         .limit(MOST_VERSIONS)
     )
+    found = session.execute(query).all()
+    known = find_problems(session, [version.sha256 for version, _ in found])
     entries: list[Entry] = []
-    for version, source in reversed(session.execute(query).all()):
-        entries.append(_entry(version, source, entries[-1] if entries else None))
+    for version, source in reversed(found):
+        before = entries[-1] if entries else None
+        entries.append(_entry(version, source, before, known.get(version.sha256)))
     return entries
 
 
-def _entry(version: Version, source: str | None, before: Entry | None) -> Entry:
+def _entry(
+    version: Version, source: str | None, before: Entry | None, problem: Problem | None
+) -> Entry:
     val = accuracy(version.metrics, "val")
     earlier = before.val if before else None
     return Entry(
-        version=show_version(version),
+        version=show_version(version, problem),
         source=source,
         val=val,
         test=accuracy(version.metrics, "test"),

@@ -21,6 +21,7 @@ from app.pages.words import percent
 from app.schemas import JobRead, ModelRead, SourceRead
 from app.service import ServiceDep
 from app.show import show_job, show_model, show_source, show_target
+from registry.damage import find_holds
 from registry.lookup import find_named, list_page
 from registry.tables import Job, Model, Source, Target, Version
 
@@ -122,7 +123,7 @@ def _spark(name: str, history: Sequence[float]) -> Markup | None:
 def show_model_page(model: Reference, service: ServiceDep, page: PageDep) -> HTMLResponse:
     with service.database.read() as session:
         row = find_named(session, Model, page.caller.owner, model)
-        shown = show_model(row)
+        shown = show_model(row, find_holds(session, [row]).get(row.id))
         entries = load_lineage(session, row)
         jobs = list_page(
             session, Job, row.owner, [Job.model_id == row.id], limit=MOST_ROWS, cursor=None

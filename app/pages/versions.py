@@ -10,6 +10,7 @@ from app.pages.rendering import PageDep
 from app.pages.reports import Report, flat, read_report, source_names
 from app.service import ServiceDep
 from app.show import show_model, show_version
+from registry.damage import find_problems, version_input
 from registry.lookup import find_named
 from registry.tables import Model, Source
 from registry.versions import find_version
@@ -26,10 +27,12 @@ def show_version_page(
         version = find_version(session, row, number)
         report = read_report(session, version.job_id, Report) or Report()
         source = session.get(Source, version.source_id) if version.source_id else None
+        problem = find_problems(session, [version.sha256]).get(version.sha256)
         return page.show(
             "version.html",
             model=show_model(row),
-            version=show_version(version),
+            version=show_version(version, problem),
+            bad=version_input(row, version).failure(problem) if problem else None,
             source=source.name if source else None,
             measured=measured(report, row.classes or ()),
             environment=flat(report.environment),

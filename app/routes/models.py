@@ -34,6 +34,7 @@ from app.schemas import (
 from app.service import Service, ServiceDep
 from app.show import model_fields, show_job, show_model, show_source
 from registry.blobs import BlobWriter
+from registry.damage import find_holds
 from registry.errors import Unusable
 from registry.lookup import find_named, list_page
 from registry.models import changed_merge
@@ -176,7 +177,9 @@ def list_models(
         if status is not None:
             conditions.append(Model.status == status)
         page = list_page(session, Model, caller.owner, conditions, limit=limit, cursor=cursor)
-        return Page(items=[show_model(row) for row in page.items], next_cursor=page.next_cursor)
+        holds = find_holds(session, page.items)
+        items = [show_model(row, holds.get(row.id)) for row in page.items]
+        return Page(items=items, next_cursor=page.next_cursor)
 
 
 @router.get("/models/{model}/info", summary="A model's state", responses=problems(404))
@@ -189,7 +192,7 @@ def _info(session: Session, model: Model) -> ModelInfo:
     newest = session.get(Version, (model.id, model.version)) if model.version else None
     return ModelInfo.model_validate(
         {
-            **model_fields(model),
+            **model_fields(model, find_holds(session, [model]).get(model.id)),
             "sha256": newest.sha256 if newest else None,
             "size": newest.size if newest else None,
             "metrics": newest.metrics if newest else None,

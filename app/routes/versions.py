@@ -16,9 +16,11 @@ from app.receiving import json_body
 from app.schemas import Contribution, Page, ParameterOrigin, ProvenanceRead, Rollback, VersionRead
 from app.service import Service, ServiceDep
 from app.show import show_version
-from registry.blobs import BlobDamaged
-from registry.errors import BytesGone, NotFound
+from registry.blobs import BlobDamaged, BlobMissing
+from registry.damage import find_problems, forget_problems, problem_of, version_input
+from registry.errors import BadVersion, BytesGone, NotFound
 from registry.lookup import find_named
+from registry.queue import ring_waiting
 from registry.tables import Job, Model, Source, Version, utc_now
 from registry.versions import find_version, rollback
 
@@ -69,7 +71,8 @@ def list_versions(
         if cursor is not None:
             query = query.where(Version.number < cursor)
         rows = session.scalars(query.order_by(Version.number.desc()).limit(limit + 1)).all()
-        items = [show_version(row) for row in rows[:limit]]
+        known = find_problems(session, [row.sha256 for row in rows])
+        items = [show_version(row, known.get(row.sha256)) for row in rows[:limit]]
         more = str(items[-1].number) if len(rows) > limit else None
         return Page(items=items, next_cursor=more)
 
@@ -158,17 +161,44 @@ def rollback_model(
     caller: CallerDep,
     once: OnceDep,
 ) -> Response:
-    """A fold that is running meanwhile is folded again, into the new version."""
+    """A fold that is running meanwhile is folded again, into the new version.
+
+    Weights that are damaged or missing are not gone back to: 409, `blob_damaged` or `blob_missing`.
+    """
+    with service.database.read() as session:
+        before = once.replay(session, wanted.model_dump())
+    if before is not None:
+        return before
+    _require_sound(service, caller.owner, model, wanted.version)
     with service.database.write() as session:
 
         def act() -> Created:
             found = find_named(session, Model, caller.owner, model)
             version = rollback(session, found, wanted.version, utc_now())
+            forget_problems(session, [version.sha256])  # it was read a moment ago
             session.flush()
             shown = show_version(version)
             return Created(shown, 201, shown.links["self"])
 
         return once.run(session, wanted.model_dump(), act)
+
+
+def _require_sound(service: Service, owner: str, model: str, number: int) -> None:
+    """Read a version's weights before others rely on them, with no transaction open meanwhile.
+
+    Raises BadVersion. Of those that were deleted on purpose, `rollback` tells.
+    """
+    with service.database.read() as session:
+        found = find_named(session, Model, owner, model)
+        version = find_version(session, found, number)
+    if version.pruned_at is not None:
+        return
+    try:
+        with service.noting(version.sha256):
+            service.verifier.fetch(service.store, version.sha256)
+    except (BlobDamaged, BlobMissing) as error:
+        failure = version_input(found, version).failure(problem_of(error))
+        raise BadVersion(failure.message, code=failure.code, hint=failure.hint) from error
 
 
 def _download(
@@ -183,9 +213,21 @@ def _download(
                 hint="GET the model's versions to see which are available",
             )
         name = f"{found.name}-v{version.number}.safetensors"
+        was_bad = bool(find_problems(session, [version.sha256]))
     url = _presigned(service, request, version.sha256)
     if url is not None:
         return send_elsewhere(request, url, sha256=version.sha256, modified=version.created_at)
+    with service.noting(version.sha256):
+        response = _send_sound(service, request, version, name)
+    if was_bad and _has_bytes(request, response):
+        with service.database.write() as session:
+            forget_problems(session, [version.sha256])
+            ring_waiting(session, utc_now())
+    return response
+
+
+def _send_sound(service: Service, request: Request, version: Version, name: str) -> Response:
+    """A damaged copy is fetched again."""
     try:
         return _send(service, request, version, name)
     except BlobDamaged:
@@ -221,9 +263,13 @@ def _send(service: Service, request: Request, version: Version, filename: str) -
         modified=version.created_at,
         accel_redirect=f"{prefix.rstrip('/')}/{sha256[:2]}/{sha256}" if prefix else None,
     )
-    if request.method == "GET" and response.status_code in (200, 206):
+    if _has_bytes(request, response):
         service.verifier.check(path, sha256)
     return response
+
+
+def _has_bytes(request: Request, response: Response) -> bool:
+    return request.method == "GET" and response.status_code in (200, 206)
 
 
 def _find(session: Session, owner: str, model: str, number: int) -> Version:

@@ -69,7 +69,8 @@ def job_bar(session: Session, label: str) -> Iterator[Callable[[Job], None]]:
         def tell(job: Job) -> None:
             if not job.ended:
                 running = job.status == "running"
-                show((job.stage if running else None) or job.status, job.progress, job.metrics)
+                waits = f"waits: {job.error.message}" if job.error else job.status
+                show((job.stage if running else None) or waits, job.progress, job.metrics)
 
         yield tell
 
@@ -89,7 +90,7 @@ def stage_bar(output: Output, label: str) -> Iterator[Show]:
             if bars.disable and stage != heard:
                 output.note(f"{label}: {stage}")
             heard = stage
-            bars.update(task, completed=fraction, stage=stage, figures=_figures(metrics))
+            bars.update(task, completed=fraction, stage=escape(stage), figures=_figures(metrics))
 
         yield show
 

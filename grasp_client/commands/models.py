@@ -176,6 +176,7 @@ def _details(session: Session, model: Model) -> Table:
             "id": model.id,
             "status": status(model.status),
             "error": model.error and model.error.message,
+            "held": model.held and model.held.message,
             "architecture": model.architecture,
             "classes": model.classes and some(model.classes),
             "image size": model.image_size,

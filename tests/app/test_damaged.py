@@ -14,6 +14,7 @@ import pytest
 
 from registry.blobs import BlobDamaged
 from registry.integrity import Verifier
+from tests.app.scraping import scraped
 from tests.app.world import World, checkpoint, sha256
 from tests.buckets import PREFIX, Bucket, serving_s3
 
@@ -132,6 +133,104 @@ def test_who_gets_no_bytes_waits_for_no_reading(world: World, path: Path, reads:
     assert world.client.get("/models/merged", headers={"If-Match": '"x"'}).status_code == 412
 
     assert reads == []
+
+
+# What others learn of it
+
+
+def test_who_finds_damage_tells_all_and_who_finds_it_mended_too(world: World, path: Path) -> None:
+    assert world.client.get("/models/merged/info").json()["held"] is None
+    damage(path, 100)
+    assert_damaged(world.client.get("/models/merged"))
+    source = world.post_source(checkpoint(5)).json()["job"]
+
+    info = world.client.get("/models/merged/info").json()
+    [listed] = world.client.get("/models").json()["items"]
+    [version] = world.client.get("/models/merged/versions").json()["items"]
+    assert info["held"] == listed["held"]
+    assert info["held"]["code"] == "blob_damaged"
+    assert info["held"]["message"].startswith("version 1 of model 'merged' is damaged")
+    assert "backup" in info["held"]["hint"]
+    assert version["problem"] == "damaged"
+    assert bad_blobs(world) == {"damaged": 1, "missing": 0, "unreadable": 0}
+    for page in ("models/merged", "models/merged/versions/1", f"jobs/{source['id']}"):
+        text = world.client.get(f"/ui/{page}").text
+        assert "version 1 of model &#39;merged&#39; is damaged" in text, page
+        assert "blob_damaged" in text, page
+
+    path.write_bytes(WEIGHTS)  # from a backup
+    assert world.client.get("/models/merged").content == WEIGHTS
+    assert world.client.get("/models/merged/info").json()["held"] is None
+    assert bad_blobs(world) == {"damaged": 0, "missing": 0, "unreadable": 0}
+    assert "damaged" not in world.client.get("/ui/models/merged").text
+
+
+def test_looking_often_does_not_put_off_those_who_wait(world: World, path: Path) -> None:
+    damage(path, 100)
+    assert_damaged(world.client.get("/models/merged"))
+    [before] = world.rows()["blob_problems"]
+
+    assert_damaged(world.client.get("/models/merged"))
+
+    assert world.rows()["blob_problems"] == [before]
+
+
+def bad_blobs(world: World) -> dict[str, float]:
+    """As /metrics counts them."""
+    return {key[1]: n for key, n in scraped(world).items() if key[0] == "grasp_blob_problems"}
+
+
+# Going back
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_nobody_goes_back_to_bad_weights(world: World, path: Path, lost: bool) -> None:
+    world.fold(2)
+    if lost:
+        path.unlink()
+    else:
+        damage(path, 100)
+
+    refused = world.client.post("/models/merged/rollback", json={"version": 1})
+
+    expected = "blob_missing" if lost else "blob_damaged"
+    assert (refused.status_code, refused.json()["code"]) == (409, expected)
+    assert refused.json()["detail"].startswith("version 1 of model 'merged' is ")
+    assert world.client.get("/models/merged/info").json()["version"] == 2
+
+    path.write_bytes(WEIGHTS)
+    done = world.client.post("/models/merged/rollback", json={"version": 1})
+    assert (done.status_code, done.json()["number"], done.json()["problem"]) == (201, 3, None)
+    assert world.client.get("/models/merged/info").json()["held"] is None
+
+
+def test_no_transaction_is_open_while_a_version_is_read(
+    world: World, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = world.app.state.service
+    pool, fetch, opened = service.database.engine.pool, service.store.fetch, []
+
+    def watched(sha256: str) -> Path:
+        opened.append(pool.checkedout())
+        found: Path = fetch(sha256)
+        return found
+
+    monkeypatch.setattr(service.store, "fetch", watched)
+    assert world.client.post("/models/merged/rollback", json={"version": 1}).status_code == 201
+
+    assert opened == [0]
+
+
+def test_an_answer_that_was_given_is_given_again_whatever_became_of_the_bytes(
+    world: World, path: Path
+) -> None:
+    key = {"Idempotency-Key": "once"}
+    first = world.client.post("/models/merged/rollback", json={"version": 1}, headers=key)
+    damage(path, 100)
+
+    again = world.client.post("/models/merged/rollback", json={"version": 1}, headers=key)
+
+    assert (again.status_code, again.json()) == (201, first.json())
 
 
 # The memory of what was verified
