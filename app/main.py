@@ -9,6 +9,7 @@ from fastapi.concurrency import run_in_threadpool
 
 from app.auth import authorize
 from app.errors import install_error_handlers
+from app.following import Following
 from app.metrics_requests import RequestMetrics
 from app.openapi import DESCRIPTION, TAGS, install_openapi
 from app.pages import router as pages
@@ -29,9 +30,11 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         configure_logs(app.state.settings)
         app.state.service = Service(app.state.settings)
+        app.state.following = Following(app.state.service.database)
         await run_in_threadpool(app.state.service.start)
         with tracing("grasp-api"):
             yield
+        app.state.following.close()
         app.state.service.close()
 
     app = FastAPI(

@@ -99,7 +99,6 @@ def _complete(operation: dict[str, Any]) -> None:
             if kind == "application/problem+json":
                 media["example"] = problem_example(int(status), response["description"])
             elif kind == "text/event-stream":
-                media.clear()  # FastAPI writes `itemSchema`, which is OpenAPI 3.2
                 media["example"] = EVENTS
             elif kind == "text/plain":
                 media["example"] = METRICS

@@ -4,13 +4,14 @@ import asyncio
 import math
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.errors import unexpected
@@ -24,6 +25,7 @@ HEADER = "X-Request-Id"
 GONE = 499  # in the log only: the client left before it was answered
 # How much is still taken from a client that was refused, so that it can see the answer.
 LINGER_SECONDS, LINGER_BYTES = 1.0, 4 * 2**20
+Result = TypeVar("Result")
 
 
 class RequestContext:
@@ -108,6 +110,24 @@ class Exchange:
             async with asyncio.timeout(LINGER_SECONDS):
                 while self._more_body and taken < LINGER_BYTES:
                     taken += len((await self.receive()).get("body", b""))
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
+    """What comes of the work. Raises ClientDisconnect as soon as nobody is there to hear it."""
+    working, leaving = asyncio.create_task(work), asyncio.create_task(_client_leaves(request))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+
+
+async def _client_leaves(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def has_body(headers: Headers) -> bool:

@@ -2,40 +2,42 @@
 
 import asyncio
 import re
-import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
-from fastapi.sse import EventSourceResponse, ServerSentEvent
+from fastapi.responses import StreamingResponse
 from sqlalchemy.orm import Session
-from starlette.requests import ClientDisconnect
 
 from app.auth import CallerDep
 from app.fields import Cursor, Id, Limit, RefFilter
+from app.following import FollowedJob, Following, FollowingDep, JobState
 from app.idempotency import Created, OnceDep
 from app.openapi import REPORT, problems
+from app.requests import unless_gone
 from app.schemas import JobRead, Page
 from app.service import Service, ServiceDep
 from app.show import show_job
 from registry.errors import BytesGone, Conflict, NotFound
 from registry.lookup import find, find_named, list_page
 from registry.queue import cancel, retry
-from registry.states import RETRIABLE, TERMINAL, JobKind, JobStatus
+from registry.states import RETRIABLE, JobKind, JobStatus
 from registry.tables import Job, Model, Source, Target, utc_now
 
 router = APIRouter(tags=["jobs"])
 
-LOOK_SECONDS = 0.25  # how often waiting requests look; one row by its key
 RETRY_AFTER = {"queued": "2", "running": "1"}
 MAX_WAIT = 60
+PING_SECONDS = 15  # proxies and clients take a stream that is silent for longer for dead
+PING = b": ping\n\n"
 REVISION = re.compile(r"[0-9]{1,18}")
 
 
-def load_job(service: Service, owner: str, job_id: str) -> JobRead:
+def load_job(service: Service, owner: str, job_id: str) -> JobState:
     with service.database.read() as session:
-        return show_job(find(session, Job, owner, job_id))
+        return JobState(find(session, Job, owner, job_id))
 
 
 @router.get("/jobs", summary="List jobs, newest first", responses=problems(404))
@@ -66,6 +68,7 @@ def list_jobs(
 @router.get(
     "/jobs/{job}",
     summary="Poll a job",
+    response_model=JobRead,
     responses=problems(404)
     | {
         200: {"headers": {"Retry-After": {"schema": {"type": "integer"}}}, "description": "The job"}
@@ -75,62 +78,84 @@ async def get_job(
     job: Id,
     request: Request,
     service: ServiceDep,
+    following: FollowingDep,
     caller: CallerDep,
-    response: Response,
     wait: Annotated[
         float, Query(ge=0, le=MAX_WAIT, description="Answer when it has ended, or after so long.")
     ] = 0,
-) -> JobRead:
+) -> Response:
     """While it has not ended, `Retry-After` says when to ask again."""
-    until = time.monotonic() + wait
     found = await run_in_threadpool(load_job, service, caller.owner, job)
-    while found.status not in TERMINAL and (left := until - time.monotonic()) > 0:
-        await asyncio.sleep(min(LOOK_SECONDS, left))
-        if await request.is_disconnected():
-            raise ClientDisconnect
-        found = await run_in_threadpool(load_job, service, caller.owner, job)
-    if found.status in RETRY_AFTER:
-        response.headers["Retry-After"] = RETRY_AFTER[found.status]
-    return found
+    if wait and not found.ended:
+        ended = await unless_gone(request, _ended(following, found, wait))
+        if ended is None:
+            found = await run_in_threadpool(load_job, service, caller.owner, job)
+        else:
+            found = ended
+    again = RETRY_AFTER.get(found.status)
+    headers = {"Retry-After": again} if again else None
+    return Response(found.json, headers=headers, media_type="application/json")
 
 
-def existing_job(job: Id, service: ServiceDep, caller: CallerDep) -> JobRead:
-    """The job, found before a stream begins: there is no 404 after that."""
-    return load_job(service, caller.owner, job)
+async def _ended(following: Following, found: JobState, seconds: float) -> JobState | None:
+    """The job as it has ended; None if it has not after so long, or is deleted."""
+    with following.follow(found) as followed, suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            return await followed.ended()
+    return None
+
+
+class EventStream(StreamingResponse):
+    """Server-sent events."""
+
+    media_type = "text/event-stream"
+
+
+async def followed_job(
+    job: Id, service: ServiceDep, following: FollowingDep, caller: CallerDep
+) -> AsyncIterator[tuple[JobState, FollowedJob]]:
+    """The job as it is, found before a stream begins, for there is no 404 after that; and as it
+    will be, until the client has left."""
+    found = await run_in_threadpool(load_job, service, caller.owner, job)
+    with following.follow(found) as followed:
+        yield found, followed
 
 
 @router.get(
     "/jobs/{job}/events",
     summary="Follow a job live",
-    response_class=EventSourceResponse,
+    response_class=EventStream,
     responses=problems(404),
 )
 async def stream_job_events(
-    first: Annotated[JobRead, Depends(existing_job)],
-    service: ServiceDep,
-    caller: CallerDep,
+    job: Annotated[tuple[JobState, FollowedJob], Depends(followed_job)],
     last_event_id: Annotated[
         str | None, Header(description="Id of the last event that was seen.")
     ] = None,
-) -> AsyncIterator[ServerSentEvent]:
+) -> EventStream:
     """Server-sent events named `job`; each holds the whole job, its id is the job's revision.
 
     A client that comes back with Last-Event-ID gets what it has not seen. The stream ends with the
     job; one that ended before is sent once.
     """
     seen = int(last_event_id) if last_event_id and REVISION.fullmatch(last_event_id) else 0
-    job = first
-    while True:
-        if job.revision > seen or job.status in TERMINAL:
-            seen = job.revision
-            yield ServerSentEvent(data=job, event="job", id=str(job.revision))
-        if job.status in TERMINAL:
-            return
-        await asyncio.sleep(LOOK_SECONDS)
+    headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # nginx would hold it back
+    return EventStream(_events(*job, seen), headers=headers)
+
+
+async def _events(found: JobState, followed: FollowedJob, seen: int) -> AsyncIterator[bytes]:
+    if found.revision > seen or found.ended:
+        yield found.event
+    state: JobState | None = found
+    while state is not None and not state.ended:
         try:
-            job = await run_in_threadpool(load_job, service, caller.owner, job.id)
-        except NotFound:
-            return  # deleted with its model
+            async with asyncio.timeout(PING_SECONDS):
+                state = await followed.after(state.revision)
+        except TimeoutError:
+            yield PING
+        else:
+            if state is not None:  # None: deleted with its model
+                yield state.event
 
 
 @router.post(

@@ -7,8 +7,12 @@ from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import delete
 
+from app import following
+from app.following import Following
 from app.routes import jobs
+from registry.tables import Job
 from tests.app.world import Server, World, checkpoint, sha256, wait_until
 
 
@@ -94,20 +98,37 @@ def test_a_job_without_a_report(world: World, job: str) -> None:
 
 def test_waiting_ends_with_the_job(world: World, job: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer comes when the job has ended, though the wait is much longer."""
-    monkeypatch.setattr(jobs, "LOOK_SECONDS", 0.01)
-    looks = []
-    load = jobs.load_job
+    monkeypatch.setattr(following, "LOOK_SECONDS", 0.01)
+    lease = world.claim()
+    looks: list[int] = []
+    look = Following.look
 
-    def watched(*args: Any) -> Any:
+    async def look_at_work(followed: Following) -> None:
         looks.append(1)
-        if len(looks) == 3:
-            world.publish()
-        return load(*args)
+        if len(looks) == 1:
+            world.progress(lease, "refine", 0.5)
+        if len(looks) == 2:
+            world.publish(lease)
+        await look(followed)
 
-    monkeypatch.setattr(jobs, "load_job", watched)
+    monkeypatch.setattr(Following, "look", look_at_work)
+    assert get(world, job, wait=60).json()["status"] == "succeeded"
+    assert len(looks) == 2
+
+
+def test_waiting_for_a_job_that_is_deleted(
+    world: World, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = Following.look
+
+    async def delete_and_look(followed: Following) -> None:
+        with world.database.write() as session:
+            session.execute(delete(Job).where(Job.id == job))
+        await look(followed)
+
+    monkeypatch.setattr(Following, "look", delete_and_look)
     answer = get(world, job, wait=60)
-    assert answer.json()["status"] == "succeeded"
-    assert len(looks) == 3
+    assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
 
 
 def test_waiting_has_an_end(world: World, job: str) -> None:
@@ -196,6 +217,34 @@ def test_what_was_seen_is_not_sent_again(live: World) -> None:
         revision, shown = next(heard)
     assert shown["status"] == "cancelled"
     assert revision > job["revision"]
+
+
+def test_nobody_can_have_seen_what_is_to_come(live: World) -> None:
+    live.ready_model("ahead", "ahead-target")
+    job = live.post_source(model="ahead").json()["job"]["id"]
+    with live.client.stream(
+        "GET", f"/jobs/{job}/events", headers={"Last-Event-ID": "99999"}
+    ) as stream:
+        heard = events(stream.iter_lines())
+        live.client.post(f"/jobs/{job}/cancel")
+        _, shown = next(heard)
+    assert shown["status"] == "cancelled"
+
+
+def test_a_quiet_stream_is_kept_alive(
+    world: World, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "PING_SECONDS", 0.01)
+    look = Following.look
+
+    async def publish_and_look(followed: Following) -> None:
+        world.publish()
+        await look(followed)
+
+    monkeypatch.setattr(Following, "look", publish_and_look)
+    text = world.client.get(f"/jobs/{job}/events").text
+    assert text.count("event: job\n") == 2
+    assert ": ping\n\n" in text
 
 
 def test_a_stream_of_a_deleted_job_ends(live: World) -> None:
