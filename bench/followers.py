@@ -18,6 +18,7 @@ import asyncio
 import resource
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -44,7 +45,16 @@ PROGRESS_S = 1.0  # between two writes of a worker
 ASK_S = 0.05  # between two requests of somebody who follows nothing
 CONNECT_AT_ONCE = 50
 FILES_BESIDE = 100  # that the processes have open beside their connections
-COLUMNS = ("by", "followers", "jobs", "each looks", "cores", "others: median ms", "worst ms")
+COLUMNS = (
+    "by",
+    "followers",
+    "jobs",
+    "each looks",
+    "cores",
+    "events/s",
+    "others: median ms",
+    "worst ms",
+)
 
 
 def together() -> FastAPI:
@@ -54,7 +64,7 @@ def together() -> FastAPI:
 
 def alone() -> FastAPI:
     """Where every follower looks by itself."""
-    app.main.Following = Alone  # type: ignore[misc]
+    vars(app.main)["Following"] = Alone
     return app.main.create_app()
 
 
@@ -70,6 +80,7 @@ class Figures:
     """What a crowd cost: cores of the server, and seconds that the requests of others took."""
 
     cores: float
+    events: float  # told per second
     median: float
     worst: float
 
@@ -101,8 +112,9 @@ def measure(looks: str, how: str, followers: int, jobs: int, seconds: float) -> 
             work = _measure(server, database, leases, PATHS[how], followers, seconds)
             found = asyncio.run(work)
         database.close()
+    figures = (f"{found.cores:.2f}", f"{found.events:,.0f}")
     times = (f"{1000 * found.median:.1f}", f"{1000 * found.worst:.0f}")
-    row = (how, f"{followers:,}", str(jobs), looks, f"{found.cores:.2f}", *times)
+    row = (how, f"{followers:,}", str(jobs), looks, *figures, *times)
     print(" ".join(f"{cell:>17}" for cell in row), flush=True)
     return found
 
@@ -127,14 +139,16 @@ async def _measure(
     async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as client:
         await _first_answer(client)
         jobs = [leases[n % len(leases)].job_id for n in range(followers)]
-        async with _followed(server.port, [path.format(job=job) for job in jobs]):
+        async with _followed(server.port, [path.format(job=job) for job in jobs]) as told:
             progress = asyncio.create_task(_make_progress(database, leases))
             await asyncio.sleep(PROGRESS_S)
+            told.clear()
             with server.turn():
                 times = await _ask(client, seconds)
+            events = told["events"] / server.seconds[-1]
             progress.cancel()
     cores = server.processor_seconds[-1] / server.seconds[-1]
-    return Figures(cores, median(times), max(times))
+    return Figures(cores, events, median(times), max(times))
 
 
 async def _first_answer(client: httpx.AsyncClient) -> None:
@@ -147,23 +161,30 @@ async def _first_answer(client: httpx.AsyncClient) -> None:
 
 
 @asynccontextmanager
-async def _followed(port: int, paths: list[str]) -> AsyncIterator[None]:
-    """All paths are followed meanwhile, each over a connection of its own."""
+async def _followed(port: int, paths: list[str]) -> AsyncIterator[Counter[str]]:
+    """All paths are followed meanwhile, each over a connection of its own; counts the events."""
+    told: Counter[str] = Counter()
     following: list[asyncio.Task[None]] = []
     connecting = asyncio.Semaphore(CONNECT_AT_ONCE)
     begun = [asyncio.Event() for _ in paths]
     for path, first in zip(paths, begun, strict=True):
-        following.append(asyncio.create_task(_follow(port, path, connecting, first)))
+        following.append(asyncio.create_task(_follow(port, path, connecting, first, told)))
     for first in begun:
         await first.wait()
-    yield
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as last:  # in the line of all
+        await last.get(f"http://127.0.0.1:{port}/models")
+    yield told
     for task in following:
         task.cancel()
     await asyncio.gather(*following, return_exceptions=True)
 
 
 async def _follow(
-    port: int, path: str, connecting: asyncio.Semaphore, begun: asyncio.Event
+    port: int,
+    path: str,
+    connecting: asyncio.Semaphore,
+    begun: asyncio.Event,
+    told: Counter[str],
 ) -> None:
     async with connecting:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -172,8 +193,8 @@ async def _follow(
             await reader.read(2**16)
     begun.set()
     try:
-        while await reader.read(2**16):
-            pass
+        while piece := await reader.read(2**16):
+            told["events"] += piece.count(b"event: job\n")
         raise RuntimeError(f"nobody tells any more about {path}")
     finally:
         writer.close()
