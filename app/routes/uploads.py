@@ -1,5 +1,6 @@
 """Uploads: large files in parts, by tus 1.0.0; what is made of them begins elsewhere."""
 
+from contextlib import suppress
 from email.utils import format_datetime
 from typing import Annotated, Any
 
@@ -27,7 +28,8 @@ from app.tus import (
     read_metadata,
 )
 from app.uploads import Arrival, inspector_of, next_expiry
-from grasp_core.errors import GraspError
+from grasp_core.errors import CheckpointError, GraspError
+from registry.errors import NotFound
 from registry.lookup import list_page
 from registry.tables import Upload, utc_now
 from registry.uploads import create_upload as create_upload_row
@@ -123,7 +125,7 @@ async def create_upload(
             upload = await _append(request, service, upload, checksum)
         except GraspError:
             if once.key is None:  # with one, the client can ask for its name again
-                await run_in_threadpool(_delete, service, once.owner, upload.id)
+                await run_in_threadpool(_forget, service, upload)
             raise
     kept = {name: created.headers[name] for name in KEPT if name in created.headers}
     body = show_upload(upload).model_dump(mode="json")
@@ -193,7 +195,8 @@ async def append_to_upload(
     """Send the rest in one request, or in as many as you like.
 
     What had arrived when the connection was cut is kept: ask with HEAD where to go on. Bytes with
-    an `Upload-Checksum` are kept all together or not at all.
+    an `Upload-Checksum` are kept all together or not at all. An upload whose first bytes show that
+    it is no checkpoint of its model is refused, and gone.
     """
     checksum = Checksum(upload_checksum) if upload_checksum else None
     _require_media_type(request)
@@ -239,7 +242,12 @@ async def _append(
             return inspector_of(session, upload) if upload.received == 0 else None
 
     looked_at = await run_in_threadpool(inspector)
-    return await Arrival(service, upload, checksum=checksum, inspector=looked_at).receive(request)
+    arrival = Arrival(service, upload, checksum=checksum, inspector=looked_at)
+    try:
+        return await arrival.receive(request)
+    except CheckpointError:  # the file is the wrong one: there is nothing to go on with
+        await run_in_threadpool(_forget, service, upload)
+        raise
 
 
 def _find(service: Service, owner: str, upload_id: str) -> Upload:
@@ -250,6 +258,12 @@ def _find(service: Service, owner: str, upload_id: str) -> Upload:
 def _delete(service: Service, owner: str, upload_id: str) -> None:
     with service.database.write() as session:
         delete_upload_row(session, find_upload(session, owner, upload_id, utc_now()).id)
+
+
+def _forget(service: Service, upload: Upload) -> None:
+    """Delete it, if nobody else has."""
+    with suppress(NotFound):
+        _delete(service, upload.owner, upload.id)
 
 
 def _id_of(created: Response) -> str:

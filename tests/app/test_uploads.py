@@ -465,18 +465,32 @@ def test_an_upload_that_is_deleted_while_it_is_read_is_not_found(
 # With a model in its metadata
 
 
-def test_a_checkpoint_of_another_model_is_refused_by_its_first_bytes(world: World) -> None:
+@pytest.mark.parametrize(
+    ("wrong", "code"),
+    [(checkpoint(stem__weight=(9, 9)), "checkpoint_mismatch"), (ARCHIVE, "invalid_checkpoint")],
+)
+@pytest.mark.parametrize("key", [{}, KEY])
+def test_a_checkpoint_of_another_model_is_refused_by_its_first_bytes(
+    world: World, wrong: bytes, code: str, key: dict[str, str]
+) -> None:
+    """And leaves nothing behind, with whichever request the bytes come."""
     world.ready_model()
-    wrong = checkpoint(stem__weight=(9, 9))
-    path = begin(world, len(wrong), **metadata(model="merged", filename="b.safetensors"))
-    with world.nothing_left():
-        answer = patch(world, path, 0, wrong[:-1])
-        problem = assert_problem(answer, 422, "checkpoint_mismatch")
-        assert "b.safetensors" in problem["detail"]
-        assert_problem(patch(world, path, 0, ARCHIVE), 422, "invalid_checkpoint")
-        headers = {**BYTES, **metadata(model="merged"), "Upload-Length": "900"}
-        answer = world.client.post("/uploads", content=ARCHIVE, headers=headers)
-        assert_problem(answer, 422, "invalid_checkpoint")
+    about = metadata(model="merged", filename="b.safetensors")
+    files = world.files()
+
+    path = begin(world, 900, **about)
+    problem = assert_problem(patch(world, path, 0, wrong[:-1]), 422, code)
+    assert "b.safetensors" in problem["detail"]
+    assert_problem(patch(world, path, 0, wrong), 404, "not_found")
+
+    headers = {**BYTES, **about, **key, "Upload-Length": "900"}
+    assert_problem(world.client.post("/uploads", content=wrong, headers=headers), 422, code)
+    assert world.client.get("/uploads").json()["items"] == []
+    assert world.files() == files
+
+
+def test_a_checkpoint_of_its_model_may_come_in_any_pieces(world: World) -> None:
+    world.ready_model()
     right = begin(world, len(CONTENT), **metadata(model="merged"))
     assert patch(world, right, 0, CONTENT[:9]).status_code == 204
     assert patch(world, right, 9, CONTENT[9:]).status_code == 204
