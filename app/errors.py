@@ -9,7 +9,14 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
-from sqlalchemy.exc import InterfaceError, NoResultFound, OperationalError, ProgrammingError
+from sqlalchemy.exc import (
+    DBAPIError,
+    InterfaceError,
+    InternalError,
+    NoResultFound,
+    OperationalError,
+    ProgrammingError,
+)
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
@@ -17,6 +24,7 @@ from starlette.routing import Match
 from app.downloads import RangeNotSatisfiable
 from grasp_core.config import plain_words
 from grasp_core.errors import CheckpointMismatch, GraspError
+from registry.database import explain
 from registry.errors import Conflict
 from registry.logs import get_log
 
@@ -113,7 +121,7 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(NoResultFound, _on_deleted)
-    for unreachable in (OperationalError, InterfaceError, PoolTimeout):
+    for unreachable in (OperationalError, InternalError, InterfaceError, PoolTimeout):
         app.add_exception_handler(unreachable, _on_database_error)
     app.add_exception_handler(ProgrammingError, _on_programming_error)
 
@@ -212,8 +220,11 @@ async def _on_deleted(_request: Request, _error: Exception) -> JSONResponse:
 
 
 async def _on_database_error(_request: Request, error: Exception) -> JSONResponse:
-    hint = "try again; the log says why: perhaps a full disk, or a server that is gone"
-    return _unavailable(error, "the database does not answer", hint)
+    if isinstance(error, DBAPIError):
+        why, hint = explain(error)
+    else:
+        why, hint = "the database does not answer", "all its connections are in use: try again"
+    return _unavailable(error, why, hint)
 
 
 async def _on_programming_error(_request: Request, error: Exception) -> JSONResponse:

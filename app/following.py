@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 from app.schemas import JobRead
 from app.show import show_job
 from registry.database import Database
-from registry.logs import get_log
+from registry.logs import Trouble, get_log
 from registry.states import TERMINAL
 from registry.tables import Job
 
@@ -99,7 +99,7 @@ class Following:
         self._database = database
         self._jobs: dict[str, FollowedJob] = {}
         self._looking: asyncio.Task[None] | None = None
-        self._trouble: str | None = None  # why the last look failed
+        self._trouble = Trouble(log)
 
     @contextmanager
     def follow(self, state: JobState) -> Iterator[FollowedJob]:
@@ -127,11 +127,9 @@ class Following:
             await asyncio.sleep(LOOK_SECONDS)
             try:
                 await self.look()
-                self._trouble = None
+                self._trouble.over()
             except Exception as error:
-                if str(error) != self._trouble:
-                    log.warning("followed jobs cannot be looked at", error=str(error))
-                self._trouble = str(error)
+                self._trouble.tell("followed jobs cannot be looked at", error=str(error))
 
     async def look(self) -> None:
         """Tell everybody what has changed since the last look."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event, text
-from sqlalchemy.exc import OperationalError, ProgrammingError
+from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError
 from sqlalchemy.orm import Session, sessionmaker
 
 from registry.bell import Bell, rings_of, silence
@@ -17,6 +17,13 @@ TIMEOUT_MS = 30_000  # for any statement; a lock that takes longer is an error, 
 LET_GO = text("SET LOCAL idle_in_transaction_session_timeout = 10000")
 BUSY_SECONDS = 30  # how long a writer waits for SQLite's single write lock
 REVISION = text("SELECT version_num FROM alembic_version")
+WRITE_NOTHING = text("UPDATE alembic_version SET version_num = version_num WHERE 1 = 0")
+READ_ONLY_POSTGRES = "25006"  # read_only_sql_transaction
+READ_ONLY_HINT = (
+    "let whoever runs this service write to it: the file, its folder and its disk, or PostgreSQL's"
+    " primary instead of a replica; then work goes on by itself"
+)
+AWAY_HINT = "it is waited for; perhaps a full disk, or a server that is gone"
 
 
 class Database:
@@ -62,9 +69,9 @@ class Database:
         command.downgrade(self._alembic(), revision)
 
     def check(self) -> None:
-        """Raise unless the database answers, and has tables."""
-        with self.engine.connect() as connection:
-            connection.execute(REVISION)
+        """Raise unless the database answers, has tables, and can be written."""
+        with self.engine.execution_options(write=True).connect() as connection:
+            connection.execute(WRITE_NOTHING)
 
     def close(self) -> None:
         self.engine.dispose()
@@ -85,6 +92,18 @@ class Database:
         config.set_main_option("script_location", str(MIGRATIONS))
         config.attributes["engine"] = self.engine
         return config
+
+
+def explain(error: DBAPIError) -> tuple[str, str]:
+    """What is wrong with a database that could not do what it was asked to; and what to do."""
+    if is_read_only(error):
+        return "the database cannot be written", READ_ONLY_HINT
+    return "the database does not answer", AWAY_HINT
+
+
+def is_read_only(error: DBAPIError) -> bool:
+    state = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "sqlite_errorname", "")
+    return state == READ_ONLY_POSTGRES or state.startswith("SQLITE_READONLY")
 
 
 def _connect(url: str, pool: int) -> Engine:

@@ -1,8 +1,10 @@
 """Structured logs, the same in every process: who asked (request), for what (job, model)."""
 
 import logging
+import math
 import os
 import sys
+import time
 from typing import Any
 
 import structlog
@@ -16,6 +18,8 @@ SHARED: tuple[structlog.typing.Processor, ...] = (
     structlog.stdlib.add_log_level,
     structlog.processors.StackInfoRenderer(),
 )
+
+REMIND_S = 600.0  # between two lines about the same trouble
 
 
 def configure_logs(settings: Settings | None = None) -> None:
@@ -54,3 +58,24 @@ def _renderers(settings: Settings) -> list[structlog.typing.Processor]:
 
 def get_log(name: str) -> Any:
     return structlog.stdlib.get_logger(name)
+
+
+class Trouble:
+    """Something that goes wrong again and again: logged when it begins or changes, then rarely."""
+
+    def __init__(self, log: Any) -> None:
+        self._log = log
+        self._told: tuple[str, dict[str, str]] | None = None
+        self._told_at = -math.inf
+
+    def tell(self, event: str, **details: str) -> None:
+        now = time.monotonic()
+        if (event, details) != self._told or now - self._told_at > REMIND_S:
+            self._log.warning(event, **details)
+            self._told, self._told_at = (event, details), now
+
+    def over(self) -> None:
+        """It works; said only where it did not before."""
+        if self._told is not None:
+            self._log.info("that is over", trouble=self._told[0])
+            self._told = None

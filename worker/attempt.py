@@ -26,10 +26,10 @@ from registry.damage import (
     forget_problems,
     note_problem,
 )
-from registry.database import Database
+from registry.database import Database, explain
 from registry.errors import LeaseLost
 from registry.integrity import Verifier
-from registry.logs import get_log
+from registry.logs import Trouble, get_log
 from registry.queue import Lease
 from registry.settings import Settings
 from registry.tables import Job, utc_now
@@ -74,6 +74,7 @@ class Attempt:
     _unwritten: Progressed | None = None
     _trial: bool = False  # publishes nothing
     _files: dict[Path, Input] = field(default_factory=dict)  # what the child reads
+    _trouble: Trouble = field(default_factory=lambda: Trouble(log))
 
     def run(self) -> None:
         """Bring the attempt to an end, whatever happens; of a lost one nothing is kept.
@@ -233,7 +234,8 @@ class Attempt:
                 time.sleep(TICK_S)
 
     def _forgive(self, error: OperationalError) -> None:
-        log.warning("the database does not answer", error=str(error.orig))
+        what, hint = explain(error)
+        self._trouble.tell(what, error=str(error.orig), hint=hint)
         if time.monotonic() - self._renewed > self.settings.lease_seconds:
             raise LeaseLost("the lease could not be renewed in time") from error
 

@@ -16,10 +16,10 @@ from registry.bell import open_bell
 from registry.blobs import BlobStore, StorageError
 from registry.collection import collect_blobs, collect_work
 from registry.damage import forget_unneeded
-from registry.database import Database
+from registry.database import Database, explain
 from registry.ids import new_id
 from registry.integrity import Verifier
-from registry.logs import configure_logs, get_log
+from registry.logs import Trouble, configure_logs, get_log
 from registry.queue import Lease, claim, ring_waiting
 from registry.settings import Settings
 from registry.storage import open_store
@@ -62,6 +62,7 @@ class Worker:
         self._cleaned = -math.inf
         self._seen = -math.inf
         self._store_failed = False
+        self._trouble = Trouble(log)
         self._plan = plan
         self._warm = warm
         self._tally = Tally()
@@ -155,13 +156,17 @@ class Worker:
         when it is back.
         """
         try:
-            return 0.0 if self.run_next() else self.settings.look_seconds
+            found = self.run_next()
+            self._trouble.over()
+            return 0.0 if found else self.settings.look_seconds
         except (OperationalError, InternalError) as error:
-            log.warning("the database does not answer", error=str(error.orig))
+            what, hint = explain(error)
+            self._trouble.tell(what, error=str(error.orig), hint=hint)
         except ProgrammingError as error:
-            log.error("the tables are not of this release", error=str(error.orig), hint=MIGRATE)
+            what = "the tables are not of this release"
+            self._trouble.tell(what, error=str(error.orig), hint=MIGRATE)
         except StorageError as error:
-            log.warning("the store does not answer", error=str(error))
+            self._trouble.tell("the store does not answer", error=str(error))
             self._store_failed = True
         return self.settings.poll_seconds
 

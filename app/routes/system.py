@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from app.auth import CallerDep
@@ -17,6 +17,7 @@ from app.schemas import Health, Page, Readiness, WorkerRead
 from app.service import Service, ServiceDep
 from registry.bell import broker_answers
 from registry.blobs import StorageError
+from registry.database import is_read_only
 from registry.keys import Caller
 from registry.tables import Job, Worker
 from registry.workers import is_alive
@@ -39,7 +40,8 @@ def healthz() -> Health:
     responses={503: {"model": Readiness, "description": "Something it needs does not answer"}},
 )
 def readyz(service: ServiceDep) -> JSONResponse:
-    """Whether database and disk answer, and how many workers are alive (none is still ready)."""
+    """Whether database and disk answer and can be written; how many workers are alive (none is
+    still ready)."""
     checks = {
         "database": _check(service.database.check),
         "blobs": _check(service.store.check),
@@ -57,6 +59,8 @@ def readyz(service: ServiceDep) -> JSONResponse:
 def _check(look: Callable[[], None]) -> str:
     try:
         look()
+    except DBAPIError as error:
+        return "cannot be written" if is_read_only(error) else type(error).__name__
     except (SQLAlchemyError, StorageError, OSError) as error:
         return type(error).__name__
     return "ok"

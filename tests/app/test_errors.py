@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import event
 from sqlalchemy.exc import InterfaceError, NoResultFound, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
@@ -140,6 +141,24 @@ def test_a_database_that_is_gone(make_world: Callable[..., World]) -> None:
     answer = world.client.get("/readyz")
     assert (answer.status_code, answer.json()["checks"]["database"]) == (503, "OperationalError")
     assert world.client.get("/healthz").status_code == 200
+
+
+def test_a_database_that_cannot_be_written(world: World) -> None:
+    """What can be read is, and the rest says why not."""
+
+    def forbid(connection: Any, _record: object) -> None:
+        connection.execute("PRAGMA query_only = ON")
+
+    engine = world.app.state.service.database.engine
+    event.listen(engine, "connect", forbid)
+    engine.dispose()
+
+    assert world.client.get("/models").status_code == 200
+    problem = assert_problem(world.post_target(), 503, "unavailable")
+    assert problem["detail"] == "the database cannot be written"
+    assert "write" in problem["hint"]
+    answer = world.client.get("/readyz")
+    assert (answer.status_code, answer.json()["checks"]["database"]) == (503, "cannot be written")
 
 
 def test_a_database_without_tables(make_world: Callable[..., World]) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import Inspector, inspect, select, text
-from sqlalchemy.exc import OperationalError, ProgrammingError
+from sqlalchemy import Inspector, event, inspect, select, text
+from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError
 
 from registry import database as database_module
-from registry.database import MIGRATIONS, Database
+from registry.database import MIGRATIONS, Database, explain, is_read_only
 from registry.tables import Base, Source, Version
 from tests.registry.conftest import World
 
@@ -187,3 +187,23 @@ def copied_scripts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     monkeypatch.setattr(database_module, "MIGRATIONS", scripts)
     return scripts
+
+
+def test_a_database_that_cannot_be_written_is_known_as_such(empty: Database) -> None:
+    empty.migrate()
+    empty.check()
+    on_sqlite = empty.url.startswith("sqlite")
+    forbid = "PRAGMA query_only = ON" if on_sqlite else "SET default_transaction_read_only = on"
+
+    @event.listens_for(empty.engine, "connect")
+    def set_up(connection: Any, _record: object) -> None:
+        connection.execute(forbid)
+        connection.commit()
+
+    empty.engine.dispose()
+    with pytest.raises(DBAPIError) as caught:
+        empty.check()
+    assert is_read_only(caught.value)
+    assert explain(caught.value)[0] == "the database cannot be written"
+    with empty.read() as session:  # all else is as it was
+        assert session.scalar(text("SELECT count(*) FROM jobs")) == 0

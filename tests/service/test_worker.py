@@ -4,9 +4,12 @@ import json
 import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
+from sqlalchemy import event
 from starlette.testclient import TestClient
+from structlog.testing import capture_logs
 
 from app.main import create_app
 from registry.blobs import Blob, StorageError, StorageFull
@@ -142,6 +145,33 @@ def test_a_store_that_is_away_costs_no_attempt_and_is_waited_for(
 
     assert (waiting.status, waiting.attempts, len(adoptions)) == ("queued", 0, 1)
     assert (ended.status, ended.attempts, ended.failures) == ("succeeded", 1, [])
+    assert place.hashes(model) == chain([source])
+
+
+def test_a_database_that_cannot_be_written_is_told_once(place: Place) -> None:
+    model = place.ready_model()
+    looks: list[object] = []
+
+    def forbid(connection: Any, _record: object) -> None:
+        connection.execute("PRAGMA query_only = ON")
+
+    with capture_logs() as lines, place.working() as worker:
+        until(lambda: worker._idle.is_set())
+        event.listen(worker.database.engine, "connect", forbid)
+        worker.database.engine.dispose()
+        job = place.offer(model, source := checkpoint("a"))
+        event.listen(worker.database.engine, "begin", looks.append)
+        until(lambda: len(looks) > 10)
+        told = [line for line in lines if line["log_level"] == "warning"]
+
+        event.remove(worker.database.engine, "connect", forbid)
+        worker.database.engine.dispose()
+        ended = place.ended(job)
+        until(lambda: any(line["event"] == "that is over" for line in lines))
+
+    assert [line["event"] for line in told] == ["the database cannot be written"]
+    assert "write" in told[0]["hint"]
+    assert ended.status == "succeeded"
     assert place.hashes(model) == chain([source])
 
 
