@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator
 from sqlalchemy.orm import Session, undefer
 
-from app.fields import Classes
+from app.fields import Classes, UploadId, Uri
 from app.receiving import parse_json
 from app.schemas import SourceCreate
 from registry.lookup import find_named
@@ -27,6 +27,8 @@ def _from_json(value: Any) -> Any:
 class SourceFields(SourceCreate):
     """What comes beside the bytes, in whichever way they come."""
 
+    uri: Uri | None = None
+    upload: UploadId | None = None
     classes: Annotated[Classes | None, BeforeValidator(_from_json)] = None
 
 

@@ -41,8 +41,11 @@ Classes = Annotated[
 SHA256_PATTERN = r"^[0-9a-f]{64}$"
 REFERENCE_PATTERN = r"^[A-Za-z0-9._-]{1,200}$"
 Sha256 = Annotated[str, Field(pattern=SHA256_PATTERN)]
-Uri = Annotated[str, Field(max_length=4096, pattern=TEXT_PATTERN)]
-UploadId = Annotated[str, Field(pattern=REFERENCE_PATTERN)]
+Uri = Annotated[
+    str,
+    Field(max_length=4096, pattern=TEXT_PATTERN, description="file://, https:// or s3://"),
+]
+UploadId = Annotated[str, Field(pattern=REFERENCE_PATTERN, description="Id of a finished upload.")]
 
 Reference = Annotated[str, Path(pattern=REFERENCE_PATTERN, description="An id or a name.")]
 Id = Annotated[str, Path(pattern=REFERENCE_PATTERN, description="An id.")]

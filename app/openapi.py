@@ -1,6 +1,6 @@
 """Parts of the OpenAPI document that FastAPI cannot infer: errors, streamed bodies, examples."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fastapi import FastAPI
@@ -9,7 +9,15 @@ from pydantic.json_schema import models_json_schema
 
 from app.errors import Problem
 from app.examples import EVENTS, EXAMPLES, METRICS, SHA256, problem_example
-from app.schemas import ModelCreate, ModelUpdate, Rollback, SourceCreate, TargetCreate
+from app.schemas import (
+    ModelCreate,
+    ModelUpdate,
+    Rollback,
+    SourceFromUpload,
+    SourceFromUri,
+    TargetFromUpload,
+    TargetFromUri,
+)
 
 DESCRIPTION = """
 Keep one merged model per target, and fold new checkpoints into it as they arrive.
@@ -55,10 +63,12 @@ UPLOAD_PROBLEMS = (400, 413, 507)
 # Schemas that only hand-written parts of the document refer to.
 EXTRA_SCHEMAS: tuple[type[BaseModel], ...] = (
     Problem,
-    TargetCreate,
+    TargetFromUri,
+    TargetFromUpload,
     ModelCreate,
     ModelUpdate,
-    SourceCreate,
+    SourceFromUri,
+    SourceFromUpload,
     Rollback,
 )
 REFERENCE = "#/components/schemas/{model}"
@@ -80,6 +90,7 @@ def install_openapi(app: FastAPI) -> None:
                 document["components"]["schemas"].setdefault(name, schema)
             for operation in operations(document):
                 _complete(operation)
+                _name_schemas(operation, document["components"]["schemas"])
         return generate()
 
     app.openapi = openapi  # type: ignore[method-assign]
@@ -99,6 +110,7 @@ def _complete(operation: dict[str, Any]) -> None:
             if kind == "application/problem+json":
                 media["example"] = problem_example(int(status), response["description"])
             elif kind == "text/event-stream":
+                media.clear()  # a stream of events has no schema in OpenAPI 3.1
                 media["example"] = EVENTS
             elif kind == "text/plain":
                 media["example"] = METRICS
@@ -106,6 +118,16 @@ def _complete(operation: dict[str, Any]) -> None:
                 _show_example(media)
         if status in HEADERS:
             response.setdefault("headers", {}).update(HEADERS[status])
+
+
+def _name_schemas(operation: dict[str, Any], schemas: dict[str, Any]) -> None:
+    """Let objects that we wrote into an operation be components: clients name their types so."""
+    for part in (operation.get("requestBody", {}), *operation["responses"].values()):
+        for media in part.get("content", {}).values():
+            schema = media.get("schema", {})
+            if schema.get("type") == "object" and "title" in schema:
+                schemas[schema["title"]] = schema
+                media["schema"] = {"$ref": REFERENCE.format(model=schema["title"])}
 
 
 def _show_example(media: dict[str, Any]) -> None:
@@ -141,11 +163,16 @@ def body_of(schema: type[BaseModel]) -> dict[str, Any]:
 
 
 def upload_body(
-    schema: type[BaseModel], fields: dict[str, tuple[str, str]], *, required: list[str]
+    name: str,
+    elsewhere: Sequence[type[BaseModel]],
+    fields: dict[str, tuple[str, str]],
+    *,
+    required: list[str],
 ) -> dict[str, Any]:
-    """A body that may be a form with a file, the raw file, or JSON with a uri.
+    """A body that may be a form with a file, the raw file, or JSON that says where the file is.
 
-    `fields` of the form have a pattern and a description.
+    `elsewhere` are the forms of that JSON: a schema for each, with what it requires, is what
+    generators of clients understand. `fields` of the form have a pattern and a description.
     """
     form: dict[str, dict[str, Any]] = {
         name: {"type": "string", "pattern": pattern, "description": text}
@@ -163,14 +190,16 @@ def upload_body(
             "content": {
                 "multipart/form-data": {
                     "schema": {
-                        "title": f"{schema.__name__}Form",
+                        "title": f"{name}Form",
                         "type": "object",
                         "properties": form,
                         "required": [*required, "file"],
                     }
                 },
                 "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
-                "application/json": {"schema": _reference(schema)},
+                "application/json": {
+                    "schema": {"title": name, "oneOf": [_reference(form) for form in elsewhere]}
+                },
             },
         },
         "parameters": [
@@ -261,6 +290,14 @@ BINARY: Responses = {
 REPORT: Responses = {
     200: {
         "description": "The report",
-        "content": {"application/json": {"schema": {"title": "Report", "type": "object"}}},
+        "content": {
+            "application/json": {
+                "schema": {
+                    "title": "Report",
+                    "type": "object",
+                    "description": "All that a fold measured: metrics, parameters, stages.",
+                }
+            }
+        },
     }
 }

@@ -22,7 +22,6 @@ from registry.states import JobKind, JobStatus, ModelStatus, TargetStatus
 from registry.tables import DeviceClass, Problem
 
 Item = TypeVar("Item")
-ONE_PLACE: dict[str, Any] = {"oneOf": [{"required": ["uri"]}, {"required": ["upload"]}]}
 
 
 class In(BaseModel):
@@ -77,16 +76,27 @@ class JobRead(Out):
 
 
 class TargetCreate(In):
-    """By a `uri` or as a finished `upload`."""
-
-    model_config = ConfigDict(json_schema_extra=ONE_PLACE)
+    """What is said of a target, wherever its data comes from."""
 
     name: Name
-    uri: Uri | None = Field(
-        None, examples=["file:///data/faces"], description="file://, https:// or s3://"
-    )
-    upload: UploadId | None = Field(None, description="Id of a finished upload.")
     sha256: Sha256 | None = Field(None, description="Verified, if given.")
+
+
+class TargetFromUri(TargetCreate):
+    """Data that is fetched; or used where it lies, below one of GRASP_DATA_ROOTS."""
+
+    uri: Uri = Field(examples=["file:///data/faces"])
+
+
+class TargetFromUpload(TargetCreate):
+    upload: UploadId
+
+
+class TargetFields(TargetCreate):
+    """What comes beside the bytes, in whichever way they come."""
+
+    uri: Uri | None = None
+    upload: UploadId | None = None
 
 
 class TargetRead(Out):
@@ -213,16 +223,20 @@ class ModelCreated(Out):
 
 
 class SourceCreate(In):
-    """By a `uri` or as a finished `upload`."""
-
-    model_config = ConfigDict(json_schema_extra=ONE_PLACE)
+    """What is said of a source, wherever its bytes come from."""
 
     model: str = Field(pattern=REFERENCE_PATTERN, description="Id or name of a model.")
-    uri: Uri | None = Field(None, examples=["file:///data/site-a.safetensors"])
-    upload: UploadId | None = Field(None, description="Id of a finished upload.")
     name: Text | None = None
     classes: Classes | None = None
     sha256: Sha256 | None = Field(None, description="Verified, if given.")
+
+
+class SourceFromUri(SourceCreate):
+    uri: Uri = Field(examples=["file:///data/site-a.safetensors"])
+
+
+class SourceFromUpload(SourceCreate):
+    upload: UploadId
 
 
 class SourceRead(Out):

@@ -25,6 +25,8 @@ VERSION = "1.0.0"
 EXTENSIONS = "creation,creation-with-upload,expiration,checksum,termination"
 ALGORITHMS = ("sha256", "sha1")
 MEDIA_TYPE = "application/offset+octet-stream"
+# Clients that are generated from the OpenAPI document know no such type; to them it is just bytes.
+MEDIA_TYPES = (MEDIA_TYPE, "application/octet-stream")
 OVERRIDE = "x-http-method-override"
 
 

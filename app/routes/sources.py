@@ -23,7 +23,7 @@ from app.fields import (
 from app.idempotency import Created, Once, OnceDep
 from app.openapi import UPLOAD_PROBLEMS, problems, upload_body
 from app.receiving import Reception, is_type, read_json, require_one_place, validated
-from app.schemas import Page, SourceCreate, SourceCreated, SourceRead
+from app.schemas import Page, SourceCreated, SourceFromUpload, SourceFromUri, SourceRead
 from app.service import Service, ServiceDep
 from app.show import show_job, show_source
 from app.uploads import take_upload
@@ -46,7 +46,8 @@ router = APIRouter(tags=["sources"])
     responses=problems(404, 409, *UPLOAD_PROBLEMS)
     | {200: {"model": SourceCreated, "description": "These bytes were offered before"}},
     openapi_extra=upload_body(
-        SourceCreate,
+        "SourceCreate",
+        (SourceFromUri, SourceFromUpload),
         {
             "model": (
                 REFERENCE_PATTERN,

@@ -20,7 +20,15 @@ from app.fields import (
 from app.idempotency import Created, Once, OnceDep
 from app.openapi import UPLOAD_PROBLEMS, problems, upload_body
 from app.receiving import Reception, is_type, read_json, require_one_place, validated
-from app.schemas import Page, TargetCreate, TargetCreated, TargetRead, TargetSamples
+from app.schemas import (
+    Page,
+    TargetCreated,
+    TargetFields,
+    TargetFromUpload,
+    TargetFromUri,
+    TargetRead,
+    TargetSamples,
+)
 from app.service import Service, ServiceDep
 from app.show import show_job, show_target
 from app.uploads import take_upload
@@ -44,7 +52,8 @@ router = APIRouter(tags=["targets"])
     response_model=TargetCreated,
     responses=problems(404, 409, *UPLOAD_PROBLEMS),
     openapi_extra=upload_body(
-        TargetCreate,
+        "TargetCreate",
+        (TargetFromUri, TargetFromUpload),
         {
             "name": (NAME_PATTERN, "What to call the target."),
             "sha256": (SHA256_PATTERN, "Verified, if given."),
@@ -69,7 +78,7 @@ async def create_target(
     request_id = request.state.request_id
     if is_type(request, "application/json"):
         values |= await read_json(request)
-        fields = validated(TargetCreate, values)
+        fields = validated(TargetFields, values)
         require_one_place(fields.uri, fields.upload)
         if fields.uri is not None and fields.uri.startswith("file:"):
             if fields.sha256 is not None:
@@ -89,7 +98,7 @@ async def _store_and_register(
     async def begin(values: dict[str, Any], _filename: str) -> None:
         """With the name before the file, one that cannot be had is refused at once."""
         if "name" in values:
-            fields = validated(TargetCreate, values)
+            fields = validated(TargetFields, values)
             if once.key is None:  # with one, a taken name may be this request's own
                 await run_in_threadpool(_require_free, service, once.owner, fields.name)
 
@@ -103,7 +112,7 @@ async def _store_and_register(
             await reception.receive(request)
         if reception.filename is None:
             raise Unusable("no file was sent", hint="send the archive in a part named file")
-        fields = validated(TargetCreate, reception.fields)
+        fields = validated(TargetFields, reception.fields)
         return await run_in_threadpool(_register, service, once, fields, writer, request_id)
 
 
@@ -112,21 +121,21 @@ def _require_free(service: Service, owner: str, name: str) -> None:
         require_free_name(session, Target, owner, name)
 
 
-def _content(fields: TargetCreate, writer: BlobWriter | None) -> dict[str, Any]:
+def _content(fields: TargetFields, writer: BlobWriter | None) -> dict[str, Any]:
     """What was asked: an upload by its id, which never stands for other bytes."""
     sha256 = writer.sha256() if writer and fields.upload is None else None
     return fields.model_dump() | {"content": sha256}
 
 
 def _replay(
-    service: Service, once: Once, fields: TargetCreate, writer: BlobWriter | None
+    service: Service, once: Once, fields: TargetFields, writer: BlobWriter | None
 ) -> JSONResponse | None:
     with service.database.read() as session:
         return once.replay(session, _content(fields, writer))
 
 
 def _register(
-    service: Service, once: Once, fields: TargetCreate, writer: BlobWriter | None, request_id: str
+    service: Service, once: Once, fields: TargetFields, writer: BlobWriter | None, request_id: str
 ) -> JSONResponse:
     before = _replay(service, once, fields, writer)  # what is refused, or known, leaves no blob
     if before is not None:

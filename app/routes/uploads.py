@@ -22,6 +22,7 @@ from app.tus import (
     ALGORITHMS,
     EXTENSIONS,
     MEDIA_TYPE,
+    MEDIA_TYPES,
     Checksum,
     UnsupportedMediaType,
     VersionChecked,
@@ -51,7 +52,8 @@ STATE = {
     "Upload-Expires": header_of("When it is deleted, unless more bytes come."),
 }
 BYTES: dict[str, Any] = {
-    MEDIA_TYPE: {"schema": {"title": "UploadBytes", "type": "string", "format": "binary"}}
+    kind: {"schema": {"title": "UploadBytes", "type": "string", "format": "binary"}}
+    for kind in MEDIA_TYPES
 }
 PART_PROBLEMS = (*UPLOAD_PROBLEMS, 404, 409, 412, 415, 460)
 REPLAYED = "Idempotency-Replayed"
@@ -283,7 +285,7 @@ def _state(upload: Upload) -> dict[str, str]:
 
 
 def _require_media_type(request: Request) -> None:
-    if not is_type(request, MEDIA_TYPE):
+    if not any(is_type(request, kind) for kind in MEDIA_TYPES):
         raise UnsupportedMediaType(
             "the bytes of an upload have a Content-Type of their own",
             hint=f"send Content-Type: {MEDIA_TYPE}",

@@ -96,9 +96,8 @@ def _bodies(content: dict[str, Any]) -> Iterator[str]:
     for media_type, media in content.items():
         schema = media["schema"]
         if media_type == "multipart/form-data":
-            yield "As `multipart/form-data`:"
-            yield _fields(schema)
-        elif "$ref" in schema:
+            yield f"As `{media_type}`, {kind(schema)}."
+        elif "$ref" in schema or "oneOf" in schema:
             yield f"As `{media_type}`, {kind(schema)}:"
             yield f"```json\n{json.dumps(media['example'], ensure_ascii=False, indent=2)}\n```"
         else:

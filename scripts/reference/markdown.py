@@ -44,7 +44,7 @@ def kind(schema: Schema) -> str:
             return code(value)
         case {"enum": values}:
             return ", ".join(map(code, values))
-        case {"anyOf": choices}:
+        case {"anyOf": choices} | {"oneOf": choices}:
             return " or ".join(dict.fromkeys(map(kind, choices)))
         case {"type": "array", "prefixItems": items}:
             return f"list of {len(items)} {kind(items[0])}s"

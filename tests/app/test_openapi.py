@@ -82,6 +82,8 @@ def test_every_body_has_an_example_that_fits(name: str) -> None:
         if kind == BINARY:
             continue
         assert media["example"]
+        if kind == "text/event-stream":
+            continue  # a stream of events has no schema in OpenAPI 3.1
         validator = jsonschema_rs.Draft202012Validator(
             resolved(media["schema"]), validate_formats=True
         )
