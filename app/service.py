@@ -12,6 +12,7 @@ from registry.bell import open_bell
 from registry.blobs import BlobDamaged, BlobMissing, BlobStore
 from registry.damage import note_problem, problem_of
 from registry.database import Database
+from registry.home import open_home
 from registry.integrity import Verifier
 from registry.settings import Settings
 from registry.storage import open_store
@@ -22,6 +23,7 @@ class Service:
     """The database, the blobs and the settings of this process."""
 
     def __init__(self, settings: Settings) -> None:
+        open_home(settings)
         self.settings = settings
         self.database = Database(
             settings.database, open_bell(settings.broker_url), pool=settings.database_pool

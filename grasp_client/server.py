@@ -43,12 +43,13 @@ def worker(
     concurrency: Annotated[int, typer.Option(help="Workers per device.", min=1)] = 1,
 ) -> None:
     """Run a worker on this machine; with --devices one for each, kept running."""
+    from registry.home import open_home
     from worker.devices import share_out
     from worker.main import main, run_many
 
     settings = read_settings()
     with telling_of_home():
-        settings.home.mkdir(parents=True, exist_ok=True)
+        open_home(settings)
     if devices is None and concurrency == 1:
         main()
     else:
@@ -140,9 +141,11 @@ def opened_database() -> Iterator["Database"]:
     from sqlalchemy.exc import DBAPIError, ProgrammingError
 
     from registry.database import Database
+    from registry.home import open_home
 
     settings = read_settings()
     with telling_of_home():
+        open_home(settings)
         database = Database(settings.database)
     try:
         if settings.embedded:

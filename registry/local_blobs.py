@@ -25,7 +25,7 @@ from registry.blobs import (
     storage_errors,
 )
 
-READ_ONLY = 0o444  # a slip of the hand cannot change a blob
+READ_ONLY = 0o444  # a slip of the hand cannot change a blob; the folder says who may read it
 COPIED_AT_ONCE = 1 << 20  # bytes
 
 
@@ -66,6 +66,8 @@ class LocalBlobWriter:
 class LocalBlobStore:
     """Blobs on a local disk: `<root>/<first two hex digits>/<sha256>`, beside `tmp/` and `lock`.
 
+    Whoever may look into the root may read the blobs, such as an nginx that sends them.
+
     The folders are made here and not later: a disk that was unmounted shall be missed, not
     replaced. Raises StorageError if they cannot be made.
     """
@@ -75,6 +77,7 @@ class LocalBlobStore:
         self.temporary = root / "tmp"
         with storage_errors("make the folder of the blobs"):
             self.temporary.mkdir(parents=True, exist_ok=True)
+            self._mode = stat.S_IMODE(root.stat().st_mode)
 
     @contextmanager
     def create(self) -> Iterator[LocalBlobWriter]:
@@ -186,11 +189,13 @@ class LocalBlobStore:
         A blob of that name that is damaged gives way to it.
         """
         blob = self._path(sha256)
-        blob.parent.mkdir(exist_ok=True)
+        if not blob.parent.exists():
+            blob.parent.mkdir(exist_ok=True)
+            blob.parent.chmod(self._mode)
         if _touched(blob) and _is_sound(blob, sha256):
             path.unlink()
         else:
-            os.fchmod(file, READ_ONLY)
+            os.fchmod(file, READ_ONLY & self._mode)
             os.utime(file)  # an adopted file may be old, but is a young blob
             os.fsync(file)
             path.rename(blob)

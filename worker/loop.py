@@ -17,6 +17,7 @@ from registry.blobs import BlobStore, StorageError
 from registry.collection import collect_blobs, collect_work
 from registry.damage import forget_unneeded
 from registry.database import Database, explain
+from registry.home import open_home
 from registry.ids import new_id
 from registry.integrity import Verifier
 from registry.logs import Trouble, configure_logs, get_log
@@ -48,6 +49,7 @@ class Worker:
 
     def __init__(self, settings: Settings, *, plan: Planner = plan, warm: bool = True) -> None:
         """`plan` says what a job's child does; `warm` children load torch before they know."""
+        open_home(settings)
         self.id = new_id("wrk")
         self.settings = settings
         self.database = Database(settings.database, open_bell(settings.broker_url))

@@ -326,6 +326,22 @@ def test_a_finished_file_is_taken_over(store: LocalBlobStore, elsewhere: Path) -
     assert store.collect(never, min_age=DAY / 2) == []
 
 
+@pytest.mark.parametrize(("folder", "blob"), [(0o700, 0o400), (0o750, 0o440), (0o755, 0o444)])
+def test_whoever_may_look_into_the_folder_may_read_the_blobs(
+    tmp_path: Path, folder: int, blob: int
+) -> None:
+    """And nobody may write; an operator who made the folder says so by its permissions."""
+    root = tmp_path / "blobs"
+    root.mkdir()
+    root.chmod(folder)
+    os.umask(0o077)
+
+    path = LocalBlobStore(root).fetch(put(LocalBlobStore(root), b"shared").sha256)
+
+    assert path.stat().st_mode & 0o777 == blob
+    assert path.parent.stat().st_mode & 0o777 == folder
+
+
 def test_a_file_that_is_stored_already_is_dropped(store: LocalBlobStore, elsewhere: Path) -> None:
     kept = store.fetch(put(store, b"twice").sha256)
     make_old(kept)
