@@ -1,5 +1,6 @@
 """Who may do what: one table of operations, one dependency that denies what is not in it."""
 
+import os
 from datetime import datetime
 from ipaddress import ip_address
 from typing import Annotated, Final, Literal
@@ -9,8 +10,10 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from sqlalchemy.exc import OperationalError
 
 from app.browsers import cookie_secret, split_url
-from app.errors import Forbidden, KeyNeeded, Unauthorized
+from app.errors import Forbidden, KeyNeeded, NotTheOwner, Unauthorized
+from app.peers import PEER_UID
 from app.service import Service, ServiceDep
+from app.tokens import is_token
 from registry.keys import Caller, any_keys, authenticate, note_use, use_is_due
 from registry.logs import get_log
 from registry.tables import Scope, utc_now
@@ -69,7 +72,8 @@ POLICY: dict[str, Scope | Literal["public"]] = {
     "retry_job": "write",
 }
 LOCAL = Caller(owner="local", scope="admin")
-FORWARDED = ("forwarded", "x-forwarded-for")  # a proxy speaks for somebody who may be anywhere
+# Headers of proxies, which speak for somebody who may be anywhere; and of X-Forwarded-… any.
+OF_PROXIES = ("forwarded", "via", "x-real-ip")
 
 log = get_log(__name__)
 bearer = HTTPBearer(
@@ -89,6 +93,7 @@ def authorize(
     if needed == PUBLIC:
         return Caller(owner="", scope="read")
     caller = identify(request, service, credentials)
+    request.state.caller = caller  # for the log
     if not caller.may(needed):
         raise Forbidden(
             f"this needs a key of scope {needed}; yours has {caller.scope}",
@@ -108,7 +113,7 @@ def identify(
     secret = credentials.credentials if credentials else cookie_secret(request)
     with service.database.read() as session:
         if not any_keys(session):
-            _require_local(request)
+            _require_local(request, service, secret)
             return LOCAL
         found = authenticate(session, secret, now) if secret else None
     if found is None:
@@ -131,13 +136,40 @@ def _note_use(service: Service, key_id: str, now: datetime) -> None:
         log.warning("the use of a key is not noted", key=key_id, error=str(error.orig))
 
 
-def _require_local(request: Request) -> None:
-    """Without keys only this machine's user is let in, not the pages in their browser."""
+def opens(service: Service, secret: str) -> bool:
+    """Whether it is a valid key or, while there are none, the token of who started the service."""
+    with service.database.read() as session:
+        if any_keys(session):
+            return authenticate(session, secret, utc_now()) is not None
+    return is_token(service.settings, secret)
+
+
+def _require_local(request: Request, service: Service, secret: str | None) -> None:
+    """Without keys only who started the service is let in, not the pages in their browser."""
+    _require_this_machine(request, proxies=service.settings.open)
+    known = service.settings.open or _is_owner(request)
+    if not (known or (secret and is_token(service.settings, secret))):
+        raise NotTheOwner(
+            "there are no API keys, so only the user who started the service is served, and this"
+            " connection is not known to be theirs: perhaps a proxy's, or another user's",
+            hint="make a key with `grasp admin keys create` and send it; who started the service"
+            " can also send the token in its home; GRASP_OPEN=1 serves every user of the machine,"
+            " and its proxies",
+        )
+
+
+def _is_owner(request: Request) -> bool:
+    """Root is, too: it can read the home, the token included."""
+    uid = request.scope.get("state", {}).get(PEER_UID)
+    return uid is not None and uid in (os.geteuid(), 0)
+
+
+def _require_this_machine(request: Request, *, proxies: bool) -> None:
     server = request.scope.get("server")
     origin = request.headers.get("origin")
     host = request.headers.get("host", "")
-    passed_on = any(name in request.headers for name in FORWARDED)
-    if passed_on or (server is not None and not is_loopback(server[0])):
+    away = server is not None and not is_loopback(server[0])
+    if away or (_is_passed_on(request) and not proxies):
         raise Unauthorized(
             "there are no API keys, so only loopback addresses are served, and no proxies",
             hint="make a key with `grasp admin keys create`",
@@ -149,6 +181,10 @@ def _require_local(request: Request) -> None:
         )
     if origin and split_url(origin).netloc != host:
         raise Forbidden(f"the page {origin} may not use this service without a key")
+
+
+def _is_passed_on(request: Request) -> bool:
+    return any(name in OF_PROXIES or name.startswith("x-forwarded-") for name in request.headers)
 
 
 def is_loopback(host: str) -> bool:

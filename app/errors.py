@@ -32,6 +32,7 @@ STATUS: dict[str, int] = {
     "invalid_multipart": 400,
     "invalid_json": 400,
     "invalid_checksum": 400,
+    "invalid_host": 400,
     "unauthorized": 401,
     "forbidden": 403,
     "not_found": 404,
@@ -101,7 +102,11 @@ class Unauthorized(GraspError):
 
 
 class KeyNeeded(Unauthorized):
-    """There are keys, and this request came without a valid one."""
+    """This request came without a valid one."""
+
+
+class NotTheOwner(KeyNeeded):
+    """There are no keys, and it is not known to come from who started the service."""
 
 
 class Forbidden(GraspError):

@@ -14,7 +14,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.errors import unexpected
+from app.errors import problem, unexpected
 from app.metrics_requests import OTHER, RequestMetrics, route_of
 from registry.logs import get_log
 from registry.tracing import traced
@@ -42,8 +42,9 @@ class RequestContext:
         exchange = Exchange(scope, receive, send, self._metrics)
         scope.setdefault("state", {})["request_id"] = exchange.request_id
         with _traced(scope, exchange) as ids, structlog.contextvars.bound_contextvars(**ids):
+            app = self.app if _names_one_host(scope) else _invalid_host()
             try:
-                await self.app(scope, exchange.receive, exchange.send)
+                await app(scope, exchange.receive, exchange.send)
             except ClientDisconnect:
                 exchange.status = GONE
             except Exception as error:
@@ -130,6 +131,16 @@ async def _client_leaves(request: Request) -> None:
         pass
 
 
+def _names_one_host(scope: Scope) -> bool:
+    """Of two, a proxy may have believed one and we the other (RFC 9112, 3.2)."""
+    hosts = len(Headers(scope=scope).getlist("host"))
+    return hosts == 1 or (hosts == 0 and scope["http_version"] == "1.0")
+
+
+def _invalid_host() -> ASGIApp:
+    return problem(400, "invalid_host", "a request has exactly one Host header")
+
+
 def has_body(headers: Headers) -> bool:
     return headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
 
@@ -162,10 +173,17 @@ def _traced(scope: Scope, exchange: Exchange) -> Iterator[dict[str, str]]:
 def _log(scope: Scope, status: int, seconds: float) -> None:
     log = get_log("app.requests")
     write = log.debug if scope["path"] in QUIET and status < 500 else log.info
+    client, caller = scope.get("client"), scope["state"].get("caller")
+    who = {
+        "client": client[0] if client else None,
+        "owner": caller.owner if caller else None,
+        "key": caller.key if caller else None,
+    }
     write(
         "request",
         method=scope["method"],
         path=scope["path"],
         status=status,
         milliseconds=round(1000 * seconds, 1),
+        **{name: value for name, value in who.items() if value},
     )

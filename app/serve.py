@@ -2,13 +2,18 @@
 
 import signal
 import socket
+import sys
+from contextlib import ExitStack
 
 import uvicorn
 from sqlalchemy.exc import DatabaseError
 
 from app.auth import is_loopback
 from app.connections import BoundedProtocol
+from app.peers import can_tell
+from app.tokens import token
 from registry.database import Database
+from registry.home import open_home
 from registry.keys import any_keys
 from registry.logs import configure_logs, get_log
 from registry.processes import Workers
@@ -27,14 +32,23 @@ def serve(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT. Raises Refused."""
     configure_logs(settings)
     try:
-        _look_at_database(settings)
+        open_home(settings)
+        keys = _look_at_database(settings)
     except (OSError, DatabaseError) as error:
         raise _unusable(settings, error) from error
-    with _listen(settings) as listener:
-        _serve(settings, listener)
+    with ExitStack() as stack:
+        listener = stack.enter_context(_listen(settings))
+        try:
+            secret = None if keys else stack.enter_context(token(settings))
+        except OSError as error:
+            raise Refused(
+                f"cannot write {error.filename}: {error.strerror}.\n"
+                "GRASP_HOME chooses another folder."
+            ) from error
+        _serve(settings, listener, secret)
 
 
-def _serve(settings: Settings, listener: socket.socket) -> None:
+def _serve(settings: Settings, listener: socket.socket, secret: str | None) -> None:
     config = uvicorn.Config(
         "app.main:app",
         http=BoundedProtocol,
@@ -42,25 +56,51 @@ def _serve(settings: Settings, listener: socket.socket) -> None:
         access_log=False,
         timeout_graceful_shutdown=5,  # streams and long polls have no end of their own
         server_header=False,
+        proxy_headers=bool(settings.trusted_proxies),
+        forwarded_allow_ips=list(settings.trusted_proxies),
     )
     server = uvicorn.Server(config)
     for number in (signal.SIGTERM, signal.SIGINT):
         # uvicorn raises them again once it has ended; dying of that would leave workers behind.
         signal.signal(number, server.handle_exit)
-    host, port = listener.getsockname()[:2]
     with Workers([{}] * settings.workers):
-        log.info("serving", url=f"http://{host}:{port}", home=str(settings.home.absolute()))
+        url = _url(listener)
+        log.info("serving", url=url, home=str(settings.home.absolute()))
+        if secret and not settings.open and not can_tell():
+            _tell_of_token(settings, url, secret)
         server.run(sockets=[listener])
 
 
-def _look_at_database(settings: Settings) -> None:
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _tell_of_token(settings: Settings, url: str, secret: str) -> None:
+    """For a browser: where the user cannot be recognised. Not into a log that others may read."""
+    if sys.stderr.isatty():
+        log.info("sign in once in your browser", at=f"{url}/ui/login?token={secret}")
+    else:
+        log.info("the token is needed to sign in", token=str(settings.token_file.absolute()))
+
+
+def _look_at_database(settings: Settings) -> bool:
+    """Whether there are keys. Raises Refused if there have to be."""
     database = Database(settings.database)
     try:
         if settings.embedded:
             database.migrate()
-        _require_keys(settings, database)
+        with database.read() as session:
+            keys = any_keys(session)
     finally:
         database.close()
+    if not (keys or is_loopback(settings.host)):
+        raise Refused(
+            f"refusing to listen on {settings.host}: there are no API keys, so anyone who reaches"
+            " that address could use the service.\nMake one with `grasp admin keys create --owner"
+            " NAME --scope admin`, or set GRASP_HOST to 127.0.0.1."
+        )
+    return keys
 
 
 def _unusable(settings: Settings, error: OSError | DatabaseError) -> Refused:
@@ -70,19 +110,6 @@ def _unusable(settings: Settings, error: OSError | DatabaseError) -> Refused:
     else:
         hint = "GRASP_DATABASE_URL says where it is."
     return Refused(f"the database cannot be used: {reason}.\n{hint}")
-
-
-def _require_keys(settings: Settings, database: Database) -> None:
-    if is_loopback(settings.host):
-        return
-    with database.read() as session:
-        if any_keys(session):
-            return
-    raise Refused(
-        f"refusing to listen on {settings.host}: there are no API keys, so anyone who reaches that"
-        " address could use the service.\nMake one with `grasp admin keys create --owner NAME"
-        " --scope admin`, or set GRASP_HOST to 127.0.0.1."
-    )
 
 
 def _listen(settings: Settings) -> socket.socket:

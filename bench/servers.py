@@ -60,12 +60,15 @@ class Server:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # user + system
 
 
+PROTOCOL = "app.connections:BoundedProtocol"  # httptools, as `grasp serve` uses it
+
+
 @contextmanager
 def serving(name: str, factory: str, environment: Mapping[str, str]) -> Iterator[Server]:
     """A server that listens already, since it inherits the socket; uvloop and httptools."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         command = [sys.executable, "-m", "uvicorn", "--factory", factory]
-        command += ["--fd", str(listening.fileno()), "--loop", "uvloop", "--http", "httptools"]
+        command += ["--fd", str(listening.fileno()), "--loop", "uvloop", "--http", PROTOCOL]
         command += ["--log-level", "warning", "--no-access-log"]
         process = subprocess.Popen(
             command, pass_fds=[listening.fileno()], env={**os.environ, **environment}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -21,8 +22,9 @@ from grasp_client.uploads import Uploads
 DEFAULT_URL = "http://127.0.0.1:8000"
 PATIENCE_S = 60.0  # a server that is restarted, or moved to another machine, is back by then
 TIMEOUT = httpx.Timeout(60.0, connect=10.0)
+THIS_MACHINE = ("127.0.0.1", "::1", "localhost")
 # A proxy that the environment names is not asked for what runs on this machine.
-NO_PROXY = {f"all://{host}": None for host in ("127.0.0.1", "[::1]", "localhost")}
+NO_PROXY = {f"all://{f'[{host}]' if ':' in host else host}": None for host in THIS_MACHINE}
 
 
 class _Client:
@@ -36,7 +38,8 @@ class _Client:
         patience: float = PATIENCE_S,
         wait_for_server: bool = True,
     ) -> None:
-        """Without `url` and `key`, GRASP_URL and GRASP_KEY are used.
+        """Without `url` and `key`, GRASP_URL and GRASP_KEY are used; and on this machine, where a
+        service has no keys, the token in its home (GRASP_HOME).
 
         What fails for reasons that pass is tried again for `patience` seconds. Without
         `wait_for_server`, a server that has not answered yet is given up at once.
@@ -47,7 +50,7 @@ class _Client:
         self.reached = False  # whether it has ever answered
         self._open(
             base_url=self.url,
-            headers=_authorization(key or os.environ.get("GRASP_KEY") or ""),
+            headers=_authorization(key or os.environ.get("GRASP_KEY") or _token(self.url)),
             timeout=TIMEOUT,
             follow_redirects=True,  # to a bucket that sends the weights itself
             mounts=NO_PROXY,
@@ -126,6 +129,16 @@ class AsyncGrasp(_Client):
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+def _token(url: str) -> str:
+    """What `grasp serve` has written for its user; it is nobody's business on other machines."""
+    if urlsplit(url).hostname not in THIS_MACHINE:
+        return ""
+    try:
+        return Path(os.environ.get("GRASP_HOME") or ".grasp", "token").read_text()
+    except (OSError, ValueError):
+        return ""
 
 
 def _authorization(key: str) -> dict[str, str]:

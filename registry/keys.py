@@ -28,6 +28,7 @@ class Caller:
 
     owner: str
     scope: Scope
+    key: str | None = None  # its id, if there is one
 
     def may(self, scope: Scope) -> bool:
         return scope in INCLUDES[self.scope]
@@ -55,7 +56,7 @@ def authenticate(session: Session, secret: str, now: datetime) -> tuple[Caller, 
             or_(ApiKey.expires_at.is_(None), ApiKey.expires_at > now),
         )
     )
-    return (Caller(key.owner, key.scope), key) if key else None
+    return (Caller(key.owner, key.scope, key.id), key) if key else None
 
 
 def use_is_due(key: ApiKey, now: datetime) -> bool:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -62,6 +63,19 @@ class Settings(BaseSettings):
     )
     port: int = Field(
         8000, ge=0, le=65535, description="Port the API listens on; 0 takes a free one."
+    )
+
+    open: bool = Field(
+        False,
+        description="Without API keys, serve every user and every proxy of this machine, not only"
+        " the user who started the service. Still on loopback only, and not to pages of other"
+        " sites.",
+    )
+    trusted_proxies: Names = Field(
+        (),
+        description="Addresses or networks of proxies, such as 127.0.0.1 or 10.0.0.0/8, whose"
+        " X-Forwarded-For names the client in the log, and whose X-Forwarded-Proto says whether it"
+        " uses TLS. None: nobody's.",
     )
 
     database_url: str | None = Field(
@@ -178,6 +192,16 @@ class Settings(BaseSettings):
         "info", description="debug, info, warning or error."
     )
 
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _are_addresses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for proxy in value:
+            try:
+                ip_network(proxy)
+            except ValueError as error:
+                raise ValueError(f"{proxy!r} is neither an address nor a network") from error
+        return value
+
     @field_validator("database_url")
     @classmethod
     def _names_a_database(cls, value: str | None) -> str | None:
@@ -245,6 +269,11 @@ class Settings(BaseSettings):
     def blob_cache_folder(self) -> Path:
         """Copies of blobs that are kept elsewhere; can be deleted while nothing runs."""
         return self.home / "blob_cache"
+
+    @property
+    def token_file(self) -> Path:
+        """What opens a service without keys, where its user cannot be recognised."""
+        return self.home / "token"
 
     @property
     def work_folder(self) -> Path:

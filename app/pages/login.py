@@ -8,13 +8,12 @@ from fastapi import APIRouter, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import RedirectResponse, Response
 
-from app.auth import identify
+from app.auth import identify, opens
 from app.browsers import is_own, sign_in, sign_out
-from app.errors import Forbidden, KeyNeeded, TooLarge
+from app.errors import Forbidden, KeyNeeded, NotTheOwner, TooLarge
 from app.pages.rendering import render
-from app.service import Service, ServiceDep
-from registry.keys import authenticate
-from registry.tables import utc_now
+from app.service import ServiceDep
+from app.tokens import is_token
 
 MAX_FORM = 4096
 OWN_PATH = re.compile(r"/(?![/\\])")  # two of them begin the name of a host
@@ -25,12 +24,20 @@ Next = Annotated[str, Query(max_length=2000)]
 
 
 @router.get("/ui/login")
-def show_login(request: Request, service: ServiceDep, next: Next = "/") -> Response:  # noqa: A002
-    """Who needs no key, or has given one, goes on at once."""
+def show_login(
+    request: Request,
+    service: ServiceDep,
+    next: Next = "/",  # noqa: A002
+    token: Annotated[str, Query(max_length=MAX_FORM)] = "",
+) -> Response:
+    """Who needs no key, or has given one, goes on at once; the address may have the token."""
+    if token and is_own(request) and is_token(service.settings, token):
+        return _signed_in(request, token, next)
     try:
         identify(request, service, None)
-    except KeyNeeded:
-        return render("login.html", next=next, error=None)
+    except KeyNeeded as error:
+        keyless = isinstance(error, NotTheOwner)
+        return render("login.html", next=next, error=None, keyless=keyless)
     return _go(next)
 
 
@@ -38,12 +45,10 @@ def show_login(request: Request, service: ServiceDep, next: Next = "/") -> Respo
 async def log_in(request: Request, service: ServiceDep, next: Next = "/") -> Response:  # noqa: A002
     _require_own(request)
     secret = await _key(request)
-    if not await run_in_threadpool(_is_valid, service, secret):
+    if not await run_in_threadpool(opens, service, secret):
         error = "This key is unknown, revoked or expired."
-        return render("login.html", status_code=401, next=next, error=error)
-    response = _go(next)
-    sign_in(response, request, secret)
-    return response
+        return render("login.html", status_code=401, next=next, error=error, keyless=False)
+    return _signed_in(request, secret, next)
 
 
 @router.post("/ui/logout")
@@ -70,9 +75,10 @@ async def _key(request: Request) -> str:
     return fields.get("key", [""])[0].strip()
 
 
-def _is_valid(service: Service, secret: str) -> bool:
-    with service.database.read() as session:
-        return authenticate(session, secret, utc_now()) is not None
+def _signed_in(request: Request, secret: str, path: str) -> Response:
+    response = _go(path)
+    sign_in(response, request, secret)
+    return response
 
 
 def _go(path: str) -> RedirectResponse:

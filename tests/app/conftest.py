@@ -1,5 +1,6 @@
 """A service on a home of its own, in this process; and a live one in another."""
 
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,6 +14,7 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from app.main import create_app
+from app.peers import PEER_UID
 from registry.database import Database
 from registry.settings import Settings
 from tests.app.story import Story, tell
@@ -43,6 +45,7 @@ def opened(home: Path, **options: Any) -> Iterator[World]:
     app.state.settings = settings
     database = Database(settings.database)
     with TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False) as client:
+        client.app_state[PEER_UID] = os.geteuid()  # as if over a connection of our own
         yield World(client, settings, database)
     database.close()
 

@@ -1,5 +1,6 @@
 """Who may do what: every operation of the OpenAPI document, with every kind of wrong caller."""
 
+import os
 import shutil
 from collections.abc import Callable
 from datetime import timedelta
@@ -14,6 +15,8 @@ from starlette.testclient import TestClient
 from app.auth import POLICY, PUBLIC, is_loopback
 from app.main import create_app
 from app.pages import ROOMS
+from app.peers import PEER_UID
+from app.tokens import token
 from registry.database import Database
 from registry.keys import revoke_key
 from registry.settings import Settings
@@ -266,7 +269,11 @@ def test_what_cannot_be_written_can_be_read(world: World, monkeypatch: pytest.Mo
         ({"Origin": "null"}, 403),
         ({"Origin": "http://["}, 403),
         ({"X-Forwarded-For": "203.0.113.9"}, 401),
+        ({"X-Forwarded-Host": "grasp.example"}, 401),
+        ({"X-Forwarded-Proto": "https"}, 401),
         ({"Forwarded": "for=203.0.113.9"}, 401),
+        ({"X-Real-IP": "203.0.113.9"}, 401),
+        ({"Via": "1.1 proxy"}, 401),
     ],
 )
 def test_without_keys_only_this_machine_is_served(
@@ -278,6 +285,90 @@ def test_without_keys_only_this_machine_is_served(
         {422} if status == 200 else {status}
     )
     assert world.client.get("/healthz", headers=headers).status_code == 200
+
+
+OURS, ROOT, ANOTHERS = 1000, 0, 33
+
+
+@pytest.mark.parametrize(
+    ("uid", "status"), [(OURS, 200), (ROOT, 200), (ANOTHERS, 401), (None, 401)]
+)
+def test_without_keys_only_who_started_the_service_is_served(
+    world: World, monkeypatch: pytest.MonkeyPatch, uid: int | None, status: int
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: OURS)
+    connect_as(world, uid)
+
+    answer = world.client.get("/models")
+
+    assert answer.status_code == status
+    assert world.client.get("/healthz").status_code == 200
+    if status == 401:
+        problem = answer.json()
+        assert problem["code"] == "unauthorized"
+        assert "only the user who started the service" in problem["detail"]
+        assert "grasp admin keys create" in problem["hint"]
+        assert "GRASP_OPEN=1" in problem["hint"]
+
+
+def test_without_a_connection_of_ours_nobody_is_recognised(world: World) -> None:
+    """As under an ASGI server that does not tell who connected."""
+    assert isinstance(world.client, TestClient)
+    del world.client.app_state[PEER_UID]
+    assert world.client.get("/models").status_code == 401
+
+
+def test_with_a_key_it_does_not_matter_who_connects(world: World) -> None:
+    connect_as(world, ANOTHERS)
+    assert world.client.get("/models", headers=world.key("ann", "read")).status_code == 200
+
+
+def test_the_token_of_the_service_is_as_good_as_being_its_user(world: World) -> None:
+    connect_as(world, ANOTHERS)
+    with token(world.settings) as secret:
+        mine = {"Authorization": f"Bearer {secret}"}
+        assert world.client.get("/models", headers=mine).status_code == 200
+        for wrong in (secret[:-1], secret.upper(), ""):
+            false = {"Authorization": f"Bearer {wrong}"}
+            assert world.client.get("/models", headers=false).status_code == 401
+        for passed_on in ({"X-Forwarded-For": "203.0.113.9"}, {"Host": "evil.example"}):
+            assert world.client.get("/models", headers=mine | passed_on).status_code in (401, 403)
+    assert world.client.get("/models", headers=mine).status_code == 401
+
+
+def test_an_empty_token_opens_nothing(world: World) -> None:
+    connect_as(world, ANOTHERS)
+    world.settings.token_file.touch()
+    assert world.client.get("/models", headers={"Authorization": "Bearer "}).status_code == 401
+
+
+def test_from_the_first_key_on_the_token_opens_nothing(world: World) -> None:
+    with token(world.settings) as secret:
+        world.key("ann", "admin")
+        mine = {"Authorization": f"Bearer {secret}"}
+        assert world.client.get("/models", headers=mine).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"X-Forwarded-For": "203.0.113.9"}, 200),
+        ({"Host": "evil.example"}, 403),
+        ({"Origin": "https://evil.example"}, 403),
+    ],
+)
+def test_an_open_service_serves_everybody_but_foreign_pages(
+    make_world: Callable[..., World], headers: dict[str, str], status: int
+) -> None:
+    world = make_world(open=True)
+    connect_as(world, ANOTHERS)
+    assert world.client.get("/models", headers=headers).status_code == status
+
+
+def connect_as(world: World, uid: int | None) -> None:
+    assert isinstance(world.client, TestClient)
+    world.client.app_state[PEER_UID] = uid
 
 
 def test_without_keys_other_addresses_of_the_server_are_not_served(world: World) -> None:

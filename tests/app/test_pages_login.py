@@ -7,6 +7,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from app.browsers import COOKIE
+from app.peers import PEER_UID
+from app.tokens import token
 from registry.keys import revoke_key
 from registry.tables import ApiKey, Scope, utc_now
 from tests.app.reading import page
@@ -104,6 +106,29 @@ def test_without_keys_a_stranger_is_told_why_and_not_sent_in_circles(world: Worl
     answer = world.client.get("/", headers=away)
     assert answer.headers["location"].startswith("/ui/login")
     assert "grasp admin keys create" in page(world, "/ui/login", 401, headers=away)
+
+
+def test_the_address_that_serve_shows_signs_its_user_in(world: World) -> None:
+    assert isinstance(world.client, TestClient)
+    world.client.app_state[PEER_UID] = None
+    with token(world.settings) as right:
+        assert "in the service's home" in page(world, "/ui/login")
+        typed = {"Sec-Fetch-Site": "none"}
+        wrong = world.client.get("/ui/login?token=wrong", headers=typed)
+        assert (wrong.status_code, "set-cookie" in wrong.headers) == (200, False)
+        lured = {"Sec-Fetch-Site": "cross-site"}
+        elsewhere = world.client.get(f"/ui/login?token={right}", headers=lured)
+        assert "set-cookie" not in elsewhere.headers
+
+        answer = world.client.get(f"/ui/login?token={right}&next=/ui/jobs", headers=typed)
+
+        assert (answer.status_code, answer.headers["location"]) == (303, "/ui/jobs")
+        assert {"httponly", "samesite=strict"} <= set(
+            answer.headers["set-cookie"].lower().split("; ")
+        )
+        page(world, "/ui/jobs")
+        world.client.cookies.clear()
+        assert sign_in(world, right) == (303, "/")
 
 
 @pytest.mark.parametrize(

@@ -261,7 +261,7 @@ class Server:
         self.log = home.parent / "server.log"
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [*command, "--no-access-log"],
+                [*command, "--http", "app.connections:BoundedProtocol", "--no-access-log"],
                 env=environment,
                 cwd=home.parent,
                 pass_fds=[listener.fileno()],

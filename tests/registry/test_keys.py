@@ -30,9 +30,9 @@ def make_key(world: World, scope: Scope = "write", **options: object) -> tuple[A
 
 
 def test_a_key_tells_who_asks(world: World) -> None:
-    _, secret = make_key(world)
+    key, secret = make_key(world)
 
-    assert caller_of(world, secret) == Caller("ann", "write")
+    assert caller_of(world, secret) == Caller("ann", "write", key.id)
     for wrong in ("", secret[:-1], secret + "x", secret.upper(), secret.removeprefix("grasp_")):
         assert caller_of(world, wrong) is None
 

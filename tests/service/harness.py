@@ -31,7 +31,7 @@ def environment(settings: Settings) -> dict[str, str]:
     """What makes another process read these settings."""
     others = {k: v for k, v in os.environ.items() if not k.upper().startswith("GRASP_")}
     given = {
-        f"GRASP_{name.upper()}": str(value)
+        f"GRASP_{name.upper()}": ",".join(value) if isinstance(value, tuple) else str(value)
         for name, value in settings.model_dump(exclude_unset=True).items()
     }
     return others | given | {"PYTHONPATH": str(ROOT), "GRASP_LOG_FORMAT": "json"}
