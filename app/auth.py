@@ -77,7 +77,9 @@ OF_PROXIES = ("forwarded", "via", "x-real-ip")
 
 log = get_log(__name__)
 bearer = HTTPBearer(
-    auto_error=False, description="A key made with `grasp admin keys create`; loopback needs none."
+    auto_error=False,
+    description="A key made with `grasp admin keys create`; while there are none, who started the"
+    " service needs none, on the same machine.",
 )
 
 

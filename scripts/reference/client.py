@@ -25,8 +25,9 @@ PARTS: dict[str, type] = {
 RECORDS: tuple[type, ...] = (Target, Model, Version, Source, JobHandle, Job, Upload)
 INTRODUCTION = """
 `Grasp(url, key)` is a client of the service; without arguments it looks at `GRASP_URL` and
-`GRASP_KEY`, and then at `http://127.0.0.1:8000`. `AsyncGrasp` is the same, to be awaited. It needs
-neither torch nor the packages of the server.
+`GRASP_KEY`, and then at `http://127.0.0.1:8000`; there, it finds the token of a service without
+keys in `GRASP_HOME` (`./.grasp`). `AsyncGrasp` is the same, to be awaited. It needs neither torch
+nor the packages of the server.
 
 ```python
 from grasp_client import Grasp

@@ -20,7 +20,7 @@ Any operation but the public ones can also answer as below; the others say what 
 CONVENTIONS = """
 - **Names.** Targets and models are named by id or by name, all else by id.
 - **Keys.** `Authorization: Bearer grasp_…`; the scope that an operation needs stands beside it.
-  While there are no keys, loopback needs none.
+  While there are none, who started the service needs none, on the same machine.
 - **Lists** are `{"items": […], "next_cursor": …}`: `next_cursor`, sent as `cursor`, gets the next
   page.
 - **Errors** are problem+json (RFC 9457) with a stable `code`: [Problem](#problem).

@@ -1,6 +1,7 @@
 """`grasp serve`: what it refuses to start with, and connections that never come to a request."""
 
 import asyncio
+import signal
 import socket
 from collections.abc import Iterable
 from pathlib import Path
@@ -51,6 +52,40 @@ def test_a_database_that_is_away_is_named_without_its_password() -> None:
         serve(Settings(database_url=url, host="0.0.0.0"))  # where it must look for keys
 
     assert "secret" not in str(refusal.value)
+
+
+@pytest.mark.usefixtures("no_settings")
+@pytest.mark.parametrize("terminal", [True, False])
+@pytest.mark.parametrize("recognised", [True, False])
+def test_the_token_is_told_where_it_is_needed_and_only_to_who_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terminal: bool, recognised: bool
+) -> None:
+    """A log can have other readers than the home."""
+    said: list[str] = []
+    token = ""
+
+    def run(self: uvicorn.Server, sockets: Any) -> None:
+        nonlocal token
+        token = settings.token_file.read_text()
+
+    monkeypatch.setattr(uvicorn.Server, "run", run)
+    monkeypatch.setattr("app.serve.can_tell", lambda: recognised)
+    monkeypatch.setattr("app.serve.log.info", lambda *event, **fields: said.append(f"{fields}"))
+    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    settings = Settings(home=tmp_path / "home", port=0, workers=0)
+    try:
+        serve(settings)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    assert token
+    assert any(f"/ui/login?token={token}" in line for line in said) == (terminal and not recognised)
+    assert any(str(settings.token_file) in line for line in said) == (
+        not terminal and not recognised
+    )
+    assert any(token in line for line in said) == (terminal and not recognised)
 
 
 @pytest.mark.parametrize(("begin", "more"), ENDLESS.values(), ids=ENDLESS)

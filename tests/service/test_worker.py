@@ -305,7 +305,7 @@ def test_the_bytes_of_a_folded_source_go_unless_they_shall_be_kept(
 def test_the_api_shows_who_works_on_what(place: Place) -> None:
     job = place.offer(place.ready_model(), checkpoint("a", ticks=ENDLESS))
 
-    app = create_app(place.settings)
+    app = create_app(place.settings.model_copy(update={"open": True}))
     with TestClient(app, base_url="http://127.0.0.1", client=("127.0.0.1", 50000)) as client:
         with place.working() as worker:
             place.started(job)
