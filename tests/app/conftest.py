@@ -12,6 +12,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 from starlette.testclient import TestClient
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.main import create_app
 from app.peers import PEER_UID
@@ -34,7 +35,20 @@ def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @cache
 def shared_app() -> FastAPI:
     """Its routes take longer to build than most tests run; its state begins anew with a world."""
-    return create_app(Settings())
+    app = create_app(Settings())
+    app.add_middleware(Connected)
+    return app
+
+
+class Connected:
+    """As if a user had connected: within a process there is nobody to recognise."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope.setdefault("state", {})[PEER_UID] = scope["app"].state.peer_uid
+        await self.app(scope, receive, send)
 
 
 @contextmanager
@@ -43,9 +57,9 @@ def opened(home: Path, **options: Any) -> Iterator[World]:
     settings = Settings(home=home, log_level="error", **options)
     app = shared_app()
     app.state.settings = settings
+    app.state.peer_uid = os.geteuid()
     database = Database(settings.database)
     with TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False) as client:
-        client.app_state[PEER_UID] = os.geteuid()  # as if over a connection of our own
         yield World(client, settings, database)
     database.close()
 

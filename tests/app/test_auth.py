@@ -15,7 +15,6 @@ from starlette.testclient import TestClient
 from app.auth import POLICY, PUBLIC, is_loopback
 from app.main import create_app
 from app.pages import ROOMS
-from app.peers import PEER_UID
 from app.tokens import token
 from registry.database import Database
 from registry.keys import revoke_key
@@ -297,7 +296,7 @@ def test_without_keys_only_who_started_the_service_is_served(
     world: World, monkeypatch: pytest.MonkeyPatch, uid: int | None, status: int
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: OURS)
-    connect_as(world, uid)
+    world.app.state.peer_uid = uid
 
     answer = world.client.get("/models")
 
@@ -311,20 +310,19 @@ def test_without_keys_only_who_started_the_service_is_served(
         assert "GRASP_OPEN=1" in problem["hint"]
 
 
-def test_without_a_connection_of_ours_nobody_is_recognised(world: World) -> None:
+def test_where_nobody_can_be_recognised_nobody_is_served(world: World) -> None:
     """As under an ASGI server that does not tell who connected."""
-    assert isinstance(world.client, TestClient)
-    del world.client.app_state[PEER_UID]
-    assert world.client.get("/models").status_code == 401
+    with TestClient(create_app(world.settings), base_url="http://127.0.0.1") as client:
+        assert client.get("/models").status_code == 401
 
 
 def test_with_a_key_it_does_not_matter_who_connects(world: World) -> None:
-    connect_as(world, ANOTHERS)
+    world.app.state.peer_uid = ANOTHERS
     assert world.client.get("/models", headers=world.key("ann", "read")).status_code == 200
 
 
 def test_the_token_of_the_service_is_as_good_as_being_its_user(world: World) -> None:
-    connect_as(world, ANOTHERS)
+    world.app.state.peer_uid = ANOTHERS
     with token(world.settings) as secret:
         mine = {"Authorization": f"Bearer {secret}"}
         assert world.client.get("/models", headers=mine).status_code == 200
@@ -337,7 +335,7 @@ def test_the_token_of_the_service_is_as_good_as_being_its_user(world: World) -> 
 
 
 def test_an_empty_token_opens_nothing(world: World) -> None:
-    connect_as(world, ANOTHERS)
+    world.app.state.peer_uid = ANOTHERS
     world.settings.token_file.touch()
     assert world.client.get("/models", headers={"Authorization": "Bearer "}).status_code == 401
 
@@ -362,13 +360,8 @@ def test_an_open_service_serves_everybody_but_foreign_pages(
     make_world: Callable[..., World], headers: dict[str, str], status: int
 ) -> None:
     world = make_world(open=True)
-    connect_as(world, ANOTHERS)
+    world.app.state.peer_uid = ANOTHERS
     assert world.client.get("/models", headers=headers).status_code == status
-
-
-def connect_as(world: World, uid: int | None) -> None:
-    assert isinstance(world.client, TestClient)
-    world.client.app_state[PEER_UID] = uid
 
 
 def test_without_keys_other_addresses_of_the_server_are_not_served(world: World) -> None:

@@ -7,7 +7,6 @@ import pytest
 from starlette.testclient import TestClient
 
 from app.browsers import COOKIE
-from app.peers import PEER_UID
 from app.tokens import token
 from registry.keys import revoke_key
 from registry.tables import ApiKey, Scope, utc_now
@@ -109,8 +108,7 @@ def test_without_keys_a_stranger_is_told_why_and_not_sent_in_circles(world: Worl
 
 
 def test_the_address_that_serve_shows_signs_its_user_in(world: World) -> None:
-    assert isinstance(world.client, TestClient)
-    world.client.app_state[PEER_UID] = None
+    world.app.state.peer_uid = None
     with token(world.settings) as right:
         assert "in the service's home" in page(world, "/ui/login")
         typed = {"Sec-Fetch-Site": "none"}

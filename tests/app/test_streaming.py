@@ -111,7 +111,7 @@ def test_nobody_waits_for_a_client_that_has_left(live: World, server: Server) ->
     live.ready_target("of-waits")
     job = live.post_model("waits", "of-waits").json()["job"]["id"]
     head = f"GET /jobs/{job}?wait=60 HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Request-Id: waiter\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as client:
+    with server.connect() as client:
         client.sendall(head.encode())
     wait_until(lambda: bool(server.logged(request_id="waiter")))
     live.client.delete("/models/waits")

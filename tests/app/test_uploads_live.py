@@ -41,7 +41,7 @@ def connect(
     lines = [f"PATCH {path} HTTP/1.1", "Host: 127.0.0.1", f"Content-Length: {length}"]
     lines += [f"{name}: {value}" for name, value in BYTES.items()]
     lines += [f"Upload-Offset: {place}", f"X-Request-Id: {request_id}", "", ""]
-    connection = socket.create_connection(("127.0.0.1", server.port), timeout=30)
+    connection = server.connect()
     connection.sendall("\r\n".join(lines).encode())
     return connection
 

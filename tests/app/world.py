@@ -283,6 +283,15 @@ class Server:
         except httpx.TransportError:
             return False
 
+    def connect(self) -> socket.socket:
+        """A connection that was accepted: if it is cut before, nobody can say whose it was."""
+        connection = socket.create_connection(("127.0.0.1", self.port), timeout=30)
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        answer = b""
+        while not answer.endswith(b"}"):  # what is left unread would make a reset of closing it
+            answer += connection.recv(65536)
+        return connection
+
     def stop(self) -> None:
         self.process.send_signal(signal.SIGINT)
         self.process.wait(30)
