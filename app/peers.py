@@ -52,11 +52,14 @@ def peer_uid(transport: asyncio.BaseTransport) -> int | None:
 
 def can_tell() -> bool:
     """Whether a connection of our own is recognised as ours."""
-    with ExitStack() as stack:
-        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-        stack.enter_context(socket.create_connection(listener.getsockname()))
-        accepted = stack.enter_context(listener.accept()[0])
-        return peer_uid(asyncio.BaseTransport({"socket": accepted})) == os.geteuid()
+    try:
+        with ExitStack() as stack:
+            listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            stack.enter_context(socket.create_connection(listener.getsockname()))
+            accepted = stack.enter_context(listener.accept()[0])
+            return peer_uid(asyncio.BaseTransport({"socket": accepted})) == os.geteuid()
+    except OSError:
+        return False
 
 
 def _other_end(connection: socket.socket) -> Socket | None:
