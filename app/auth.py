@@ -154,9 +154,9 @@ def _require_local(request: Request, service: Service, secret: str | None) -> No
         raise NotTheOwner(
             "there are no API keys, so only the user who started the service is served, and this"
             " connection is not known to be theirs: perhaps a proxy's, or another user's",
-            hint="make a key with `grasp admin keys create` and send it; who started the service"
-            " can also send the token in its home; GRASP_OPEN=1 serves every user of the machine,"
-            " and its proxies",
+            hint="make a key with `grasp admin keys create --owner NAME --scope write` and send it;"
+            " who started the service can also send the token in its home; GRASP_OPEN=1 serves"
+            " every user of the machine, and its proxies",
         )
 
 
