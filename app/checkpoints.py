@@ -1,5 +1,6 @@
 """A checkpoint on its way in: what is said of it, and a look at its header as it arrives."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator
@@ -8,8 +9,9 @@ from sqlalchemy.orm import Session, undefer
 from app.fields import Classes, UploadId, Uri
 from app.receiving import parse_json
 from app.schemas import SourceCreate
+from registry.blobs import BlobWriter
 from registry.lookup import find_named
-from registry.safetensors_header import Header, HeaderReader
+from registry.safetensors_header import HeaderReader
 from registry.sources import check_fit, require_usable
 from registry.tables import Model
 
@@ -33,21 +35,42 @@ class SourceFields(SourceCreate):
 
 
 class CheckpointInspector:
-    """Reads the header as it arrives; compares it with the model as soon as both are known."""
+    """Reads the header once it has arrived; compares it with the model as soon as both are known.
 
-    def __init__(self, filename: str, model: Model | None, fields: SourceFields | None) -> None:
-        self.reader = HeaderReader(filename)
+    The header is not kept, which may be large and last as long as the upload: where it is compared
+    later, it is read again from what was written.
+    """
+
+    def __init__(
+        self, filename: str, model: Model | None = None, fields: SourceFields | None = None
+    ) -> None:
         self.filename = filename
-        self.model = model
-        self.fields = fields
+        self._reader = HeaderReader(filename)
+        self._known = (model, fields) if model is not None and fields is not None else None
+        self._fits: tuple[str, Sequence[str] | None] | None = None  # a model, with these classes
 
-    def feed(self, data: bytes) -> None:
-        header = self.reader.feed(data)
-        if header is not None and self.model is not None and self.fields is not None:
-            check_fit(self.model, header, self.fields.classes, self.filename)
+    @property
+    def takes_long(self) -> bool:
+        return self._reader.large
 
-    def finish(self) -> Header:
-        return self.reader.finish()
+    def feed(self, data: bytes) -> bool:
+        return self._reader.feed(data)
+
+    def look(self, writer: BlobWriter) -> None:
+        header = self._reader.read(writer.read)
+        if self._known is not None:
+            model, fields = self._known
+            check_fit(model, header, fields.classes, self.filename)
+            self._fits = (model.id, fields.classes) if model.manifest is not None else None
+
+    def finish(self) -> None:
+        self._reader.finish()
+
+    def require_fit(self, writer: BlobWriter, model: Model, fields: SourceFields) -> None:
+        """Raises CheckpointMismatch; a manifest never changes, and is compared once."""
+        if self._fits != (model.id, fields.classes):
+            header = self._reader.read(writer.read)
+            check_fit(model, header, fields.classes, self.filename)
 
 
 def find_model(session: Session, owner: str, reference: str) -> Model:

@@ -66,6 +66,7 @@ METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 CODES = {404: "not_found", 405: "method_not_allowed", 400: "invalid_json", 413: "too_large"}
 RETRY_SECONDS = 5
 MAX_LISTED = 50  # wrong values; whoever sends thousands makes one mistake
+MAX_CHARACTERS = 2000  # of the names of tensors in an answer, for each way in which they differ
 CHECKSUM_MISMATCH = 460  # of tus alone: no RFC knows it
 NO_SUCH_TABLE_OR_COLUMN = ("42P01", "42703")  # as PostgreSQL says it
 
@@ -89,7 +90,9 @@ class Problem(BaseModel):
         None, description=f"The values that are wrong, at most {MAX_LISTED} of them."
     )
     mismatches: dict[str, Any] | None = Field(
-        None, description="Every difference between a checkpoint and its model, by tensor name."
+        None,
+        description="How a checkpoint differs from its model, by tensor name; `more` counts those"
+        " that are left out.",
     )
 
 
@@ -173,7 +176,8 @@ async def _on_grasp_error(_request: Request, error: Exception) -> JSONResponse:
         get_log(__name__).error("unexpected error", code=error.code, exc_info=error)
     extra: dict[str, Any] = {"hint": error.hint}
     if isinstance(error, CheckpointMismatch):
-        extra["mismatches"] = error.mismatches._asdict()
+        listed, more = error.mismatches.within(MAX_CHARACTERS)
+        extra["mismatches"] = listed._asdict() | ({"more": more} if more else {})
     return problem(status, error.code, error.message, headers=_headers(error, status), **extra)
 
 

@@ -28,10 +28,19 @@ DIGEST = re.compile(r"sha-256=:([A-Za-z0-9+/=]*):")
 
 
 class Inspector(Protocol):
-    """Looks at bytes as they pass; `feed` raises to refuse the rest of them."""
+    """Looks at bytes as they pass; `feed` and `look` raise to refuse the rest of them."""
 
-    def feed(self, data: bytes) -> object: ...
-    def finish(self) -> object: ...
+    @property
+    def takes_long(self) -> bool:
+        """Whether `look` needs much time and memory."""
+        ...
+
+    def feed(self, data: bytes) -> bool:
+        """Whether there is something to `look` at, once these bytes are written."""
+        ...
+
+    def look(self, writer: BlobWriter) -> None: ...
+    def finish(self) -> None: ...
 
 
 class Reception:
@@ -53,6 +62,7 @@ class Reception:
         self.filename: str | None = None  # None: no file came
         self._max_bytes = service.settings.max_upload_bytes
         self._policy = service.fetching
+        self._turns = service.turns
         self._begin = begin
 
     async def receive(self, request: Request) -> None:
@@ -97,17 +107,19 @@ class Reception:
         self.filename = filename
         inspector = await self._begin(self.fields, filename)
         async for data in batched(chunks):
-            await run_in_threadpool(self._store, data, inspector)
+            ready = await run_in_threadpool(self._store, data, inspector)
+            if ready and inspector is not None:
+                await self._turns.run(inspector.takes_long, inspector.look, self.writer)
         if not self.writer.size:
             raise Unusable("the file is empty", hint="it was cut off, or not found: send it again")
         if inspector is not None:
             inspector.finish()
 
-    def _store(self, data: bytes, inspector: Inspector | None) -> None:
-        if inspector is not None:
-            inspector.feed(data)
+    def _store(self, data: bytes, inspector: Inspector | None) -> bool:
+        ready = inspector is not None and inspector.feed(data)
         self._check_length(self.writer.size + len(data))
         self.writer.write(data)
+        return ready
 
     def _check_length(self, length: int | str | None, more: int = 0) -> None:
         if length is not None and str(length).isdecimal() and int(length) > self._max_bytes + more:

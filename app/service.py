@@ -1,9 +1,10 @@
 """What every request needs, opened once per process."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Annotated
+from typing import Annotated, TypeVar, TypeVarTuple
 
+from anyio import CapacityLimiter, to_thread
 from fastapi import Depends, Request
 from sqlalchemy.exc import DBAPIError
 
@@ -18,6 +19,24 @@ from registry.settings import Settings
 from registry.storage import open_store
 from registry.tables import utc_now
 
+T = TypeVar("T")
+Args = TypeVarTuple("Args")
+
+
+class Turns:
+    """Threads for what strangers can make large: few at once, so that their memory has an end.
+
+    What takes long is done one by one: two at once would take as long, and twice the memory. It
+    keeps neither what is short nor other requests from their threads.
+    """
+
+    def __init__(self) -> None:
+        self._long, self._short = CapacityLimiter(1), CapacityLimiter(4)
+
+    async def run(self, takes_long: bool, do: Callable[[*Args], T], *args: *Args) -> T:
+        limiter = self._long if takes_long else self._short
+        return await to_thread.run_sync(do, *args, limiter=limiter)
+
 
 class Service:
     """The database, the blobs and the settings of this process."""
@@ -30,6 +49,7 @@ class Service:
         )
         self.store: BlobStore = open_store(settings)
         self.verifier = Verifier()
+        self.turns = Turns()
         self.fetching = FetchPolicy(
             data_roots=settings.data_roots,
             allowed_hosts=settings.allowed_hosts,

@@ -68,17 +68,22 @@ class Arrival:
 
     async def _fill(self, writer: BlobWriter, chunks: AsyncIterator[bytes]) -> None:
         async for data in chunks:
-            await run_in_threadpool(self._store, writer, data)
+            ready = await run_in_threadpool(self._store, writer, data)
+            if ready and self._inspector is not None:
+                await self._service.turns.run(
+                    self._inspector.takes_long, self._inspector.look, writer
+                )
             if writer.size >= PIECE_BYTES and self._checksum is None:
                 return
         self._ended = True
 
-    def _store(self, writer: BlobWriter, data: bytes) -> None:
+    def _store(self, writer: BlobWriter, data: bytes) -> bool:
         self._require_room(writer.size + len(data))
-        for inspector in (self._checksum, self._inspector):
-            if inspector is not None:
-                inspector.feed(data)
+        if self._checksum is not None:
+            self._checksum.feed(data)
+        ready = self._inspector is not None and self._inspector.feed(data)
         writer.write(data)
+        return ready
 
     def _keep(self, writer: BlobWriter) -> None:
         if self._checksum is not None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate, islice, takewhile
 from typing import Literal, NamedTuple
 
 from grasp_core.config import Frozen
 from grasp_core.errors import CheckpointMismatch
 
 SHOWN = 10  # names per kind of mismatch in a message; the error's attributes have them all
+SHOWN_CHARACTERS = 100  # of each of them
 FLOATS = frozenset({"F16", "BF16", "F32", "F64"})
 
 
@@ -44,6 +46,20 @@ class Mismatches(NamedTuple):
 
     def __bool__(self) -> bool:
         return any(self)
+
+    def within(self, characters: int) -> tuple[Mismatches, dict[str, int]]:
+        """The first of each kind, whose names have so many characters, and how many are left out.
+
+        A stranger's file may have tens of thousands of long names.
+        """
+        counts = {kind: _count_within(names, characters) for kind, names in self._asdict().items()}
+        left_out = {kind: len(getattr(self, kind)) - count for kind, count in counts.items()}
+        return Mismatches(
+            self.missing[: counts["missing"]],
+            self.unexpected[: counts["unexpected"]],
+            dict(islice(self.wrong_shape.items(), counts["wrong_shape"])),
+            dict(islice(self.wrong_dtype.items(), counts["wrong_dtype"])),
+        ), {kind: count for kind, count in left_out.items() if count}
 
     def describe(self) -> str:
         kinds = {
@@ -112,9 +128,18 @@ def _optional(name: str) -> bool:
     return name.endswith("num_batches_tracked")
 
 
+def _count_within(names: Iterable[str], characters: int) -> int:
+    lengths = accumulate(map(len, names))
+    return sum(1 for _ in takewhile(lambda length: length <= characters, lengths))
+
+
 def _shortened(names: list[str]) -> str:
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
+    return ", ".join(shorten(name, SHOWN_CHARACTERS) for name in names[:SHOWN]) + more
+
+
+def shorten(text: str, characters: int) -> str:
+    return text if len(text) <= characters else f"{text[: characters - 1]}…"
 
 
 def _hint(mismatches: Mismatches, manifest: Manifest) -> str:

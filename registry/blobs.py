@@ -59,6 +59,10 @@ class BlobWriter(Protocol):
         """Raises StorageFull if there is no room; then the writer is of no more use."""
         ...
 
+    def read(self, first: int, count: int) -> bytes:
+        """At most so many of the bytes written so far, from this one on."""
+        ...
+
     def sha256(self) -> str:
         """Of what was written so far."""
         ...

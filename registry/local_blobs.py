@@ -48,6 +48,10 @@ class LocalBlobWriter:
                 self.size += count
                 rest = rest[count:]
 
+    def read(self, first: int, count: int) -> bytes:
+        with storage_errors("read a blob"):
+            return os.pread(self._file.fileno(), count, first)
+
     def sha256(self) -> str:
         return self._digest.hexdigest()
 
@@ -171,7 +175,7 @@ class LocalBlobStore:
     def _new_writer(self) -> LocalBlobWriter:
         while True:
             path = self.temporary / uuid4().hex
-            file = path.open("xb", buffering=0)
+            file = path.open("x+b", buffering=0)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX)
                 # While it was not locked yet, `collect` may have taken it for an orphan.

@@ -85,6 +85,9 @@ class ObjectBlobWriter:
     def write(self, data: bytes | memoryview) -> None:
         self._staged.write(data)
 
+    def read(self, first: int, count: int) -> bytes:
+        return self._staged.read(first, count)
+
     def sha256(self) -> str:
         return self._staged.sha256()
 

@@ -1,15 +1,25 @@
 """Our own reader of safetensors headers: the first to look at a file that a stranger sends.
 
-It reads as the bytes arrive, so that a wrong file is refused after its first kilobytes, and it is
+It looks as the bytes arrive, so that a wrong file is refused after its first kilobytes, and it is
 stricter than the format: what it accepts, the safetensors library opens. The format is 8 bytes
 (length of the header, little-endian), the header (JSON: name → dtype, shape, data_offsets), and
 the tensors' bytes without holes. Each value of the JSON is either checked here or refused.
+
+A header that arrives takes no memory: once it is complete it is read from where its bytes were
+written, a window at a time, and refused at the first value that is wrong or one too many.
 """
 
 from __future__ import annotations
 
-import json
+import os
+import re
+import sys
+from array import array
+from codecs import getincrementaldecoder
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from json import JSONDecodeError, JSONDecoder
 from math import prod
 from pathlib import Path
 from typing import NamedTuple
@@ -24,12 +34,14 @@ MAX_RANK = 8
 MAX_NAME = 512  # characters
 MAX_METADATA = 1 << 20  # characters of all keys and values
 MAX_NUMBER = 2**63 - 1  # what an index of torch, or of a file, can be
-# Commas and brackets: at most 14 for each tensor, a million in metadata, and some in names. More
-# would be values that are refused anyway, but only after they took 20 times their size in memory.
-MAX_MARKS = 2_000_000
-READ_AT_ONCE = 1 << 16  # bytes
+MAX_ENTRY = 1 << 16  # characters of what is said of one tensor: 300 in practice
+MAX_WRITTEN = 2 * MAX_METADATA  # characters of a text of metadata with its escapes
+WINDOW = 1 << 18  # bytes read at once
+AHEAD = 2 * MAX_ENTRY  # characters in memory where an entry begins: its name, and all of it
+LARGE_HEADER = 1 << 18  # bytes; whoever reads many at once should read those one by one
 SHOWN = 60  # characters of a wrong value in a message
 
+WHITE_SPACE = " \t\n\r"  # of JSON; Python's has more
 METADATA = "__metadata__"
 KEYS = frozenset({"dtype", "shape", "data_offsets"})
 ITEMSIZE = {  # bytes
@@ -66,61 +78,75 @@ class Header(NamedTuple):
     size: int  # of the whole file, in bytes
 
 
+Read = Callable[[int, int], bytes]  # (first byte, at most so many): of what has arrived
+
+
 class HeaderReader:
-    """Takes the bytes of a file as they come. All its errors are CheckpointErrors."""
+    """Looks at the bytes of a file as they come. All its errors are CheckpointErrors."""
 
     def __init__(self, name: str = "the file") -> None:
-        self.header: Header | None = None
         self._name = name
-        self._start = bytearray()  # the length and the header, as far as they are here
-        self._wanted = LENGTH  # bytes of both
+        self._start = bytearray()  # the length, and the first byte of the header
+        self._wanted = LENGTH  # bytes of the length and the header
+        self._size: int | None = None  # of the whole file, once the header was read
         self._seen = 0
         self._failure: CheckpointError | None = None
 
-    def feed(self, data: bytes | memoryview) -> Header | None:
-        """Return the header once, when it is complete; raise as soon as something is wrong."""
+    @property
+    def large(self) -> bool:
+        return self._wanted > LARGE_HEADER
+
+    def feed(self, data: bytes | memoryview) -> bool:
+        """Whether the header is complete now; then `read` it. Raises what is wrong at once."""
         self._refuse_again()
         rest = memoryview(data).cast("B")
-        self._seen += len(rest)
-        complete = self._collect(rest) if self.header is None else None
+        before, self._seen = self._seen, self._seen + len(rest)
+        self._look_at_start(rest)
         self._refuse_excess()
-        return complete
+        return before < self._wanted <= self._seen and self._wanted > LENGTH
 
-    def finish(self) -> Header:
-        """The header of a file that is complete; raises if bytes are missing."""
-        self._refuse_again()
+    def read(self, read: Read) -> Header:
+        """What the complete header says; can be asked again, as nothing of it is kept here."""
+        self._require_header()
+        try:
+            tensors, metadata, end = _parse(read, self._wanted - LENGTH)
+        except _Refused as error:
+            raise self._error(f"has a bad safetensors header: {error}", AGAIN) from error
+        self._size = self._wanted + end
         self._refuse_excess()
-        if not self._seen:
-            raise self._error("is empty", RESEND)
-        if self.header is None:
-            if self._wanted == LENGTH:
-                self._refuse_lookalike()
-            missing = self._wanted - self._seen
-            place = "header" if self._wanted > LENGTH else "length of its header"
-            raise self._error(f"ends within the {place}: {missing} bytes are missing", RESEND)
-        missing = self.header.size - self._seen
+        return Header(tensors, metadata, self._size)
+
+    def finish(self) -> None:
+        """The file, whose header was read, is complete; raises if bytes are missing."""
+        self._require_header()
+        missing = (self._size or 0) - self._seen
         if missing > 0:
-            whole = self.header.size
             raise self._error(
-                f"ends within its tensors: {missing} of {whole} bytes are missing", RESEND
+                f"ends within its tensors: {missing} of {self._size} bytes are missing", RESEND
             )
-        return self.header
 
     def skip(self, count: int) -> None:
-        """Count bytes of tensors as arrived that the caller need not show."""
+        """Count bytes as arrived that the caller need not show."""
         self._seen += count
 
-    def _collect(self, rest: memoryview) -> Header | None:
-        while len(self._start) < self._wanted and rest:
-            count = self._wanted - len(self._start)
-            if len(self._start) == LENGTH:
-                count = 1  # see at once whether JSON begins
-            self._start += rest[:count]
-            rest = rest[count:]
-            self._check_start()
-        if len(self._start) == self._wanted > LENGTH:
-            self.header = self._parsed()
-        return self.header
+    def _require_header(self) -> None:
+        self._refuse_again()
+        if not self._seen:
+            raise self._error("is empty", RESEND)
+        if self._wanted == LENGTH:
+            self._refuse_lookalike()
+        missing = self._wanted - self._seen
+        if missing > 0 or self._wanted == LENGTH:
+            place = "header" if self._wanted > LENGTH else "length of its header"
+            raise self._error(f"ends within the {place}: {missing} bytes are missing", RESEND)
+
+    def _look_at_start(self, rest: memoryview) -> None:
+        for end in (LENGTH, LENGTH + 1):  # see at once whether JSON begins
+            if len(self._start) < end:
+                count = end - len(self._start)
+                self._start += rest[:count]
+                rest = rest[count:]
+                self._check_start()
 
     def _check_start(self) -> None:
         if len(self._start) == LENGTH:
@@ -141,22 +167,14 @@ class HeaderReader:
                 AGAIN,
             )
 
-    def _parsed(self) -> Header:
-        try:
-            tensors, metadata, end = _parse(bytes(self._start[LENGTH:]))
-        except _Refused as error:
-            raise self._error(f"has a bad safetensors header: {error}", AGAIN) from error
-        self._start.clear()
-        return Header(tensors, metadata, self._wanted + end)
-
     def _refuse_again(self) -> None:
         if self._failure is not None:
             raise self._failure
 
     def _refuse_excess(self) -> None:
-        if self.header is not None and self._seen > self.header.size:
+        if self._size is not None and self._seen > self._size:
             raise self._error(
-                f"is longer than the {self.header.size} bytes that its header announces", RESEND
+                f"is longer than the {self._size} bytes that its header announces", RESEND
             )
 
     def _refuse_lookalike(self) -> None:
@@ -175,12 +193,14 @@ def read_header(path: Path) -> Header:
     reader = HeaderReader(path.name)
     try:
         with path.open("rb") as file:
-            while reader.header is None and (chunk := file.read(READ_AT_ONCE)):
-                reader.feed(chunk)
-            reader.skip(path.stat().st_size - file.tell())
+            start = file.read(LENGTH + 1)
+            reader.feed(start)
+            reader.skip(path.stat().st_size - len(start))
+            header = reader.read(lambda first, count: os.pread(file.fileno(), count, first))
     except OSError as error:
         raise CheckpointError(f"cannot read {path.name}: {error.strerror or error}") from error
-    return reader.finish()
+    reader.finish()
+    return header
 
 
 class _Refused(Exception):
@@ -200,36 +220,149 @@ class _Doubled(NamedTuple):
     key: str
 
 
-def _parse(data: bytes) -> tuple[dict[str, Found], dict[str, str], int]:
+class _Scanner:
+    """JSON of which a window is in memory: it is asked for what may come next."""
+
+    def __init__(self, read: Read, length: int) -> None:
+        self._read = read
+        self._first, self._end = LENGTH, LENGTH + length  # bytes that have not been read
+        self._decoder = getincrementaldecoder("utf-8")()
+        self._text, self._at = "", 0
+        self._before = 0  # characters in front of the window
+
+    def members(self) -> Iterator[str]:
+        """Those of the object that begins here. Each value is taken before the next key."""
+        self._at += 1
+        closed = self._next() == "}"
+        while not closed:
+            if self._next() != '"':
+                raise self._expected("property name enclosed in double quotes")
+            key = self.text(MAX_ENTRY)
+            if self._next() != ":":
+                raise self._expected("':' delimiter")
+            self._at += 1
+            yield key
+            closed = self._next() == "}"
+            if not closed:
+                if self._next() != ",":
+                    raise self._expected("',' delimiter")
+                self._at += 1
+        self._at += 1
+
+    def begins(self, mark: str) -> bool:
+        return self._next() == mark
+
+    def text(self, most: int) -> str:
+        """The string that begins here, of at most so many characters, quotes and escapes too."""
+        self._fill(AHEAD)
+        while True:
+            try:
+                text: str
+                text, end = _DECODER.raw_decode(self._text, self._at)
+            except JSONDecodeError as error:
+                here = len(self._text) - self._at
+                if here > most and error.msg.startswith("Unterminated"):
+                    raise self._too_long(most) from error
+                if here > most or self._first == self._end:
+                    raise
+                self._fill(min(2 * here, most + 1))
+            else:
+                self._move(end, most)
+                return text
+
+    def value(self) -> object:
+        """Whatever begins here, if it is short."""
+        self._next()
+        self._fill(AHEAD)
+        try:
+            value, end = _DECODER.raw_decode(self._text, self._at)
+        except JSONDecodeError as error:
+            cut = error.msg.startswith("Unterminated") and self._first < self._end
+            if cut or error.pos > self._at + MAX_ENTRY:
+                raise self._too_long(MAX_ENTRY) from error
+            raise
+        self._move(end, MAX_ENTRY)
+        return value
+
+    def finish(self) -> None:
+        if self._next():
+            raise JSONDecodeError("Extra data", self._text, self._at)
+
+    @contextmanager
+    def refusing(self) -> Iterator[None]:
+        """What is no JSON at all, said with its place in the header."""
+        try:
+            yield
+        except UnicodeDecodeError as error:
+            raise _Refused(f"it is not UTF-8 at its byte {error.start}") from error
+        except JSONDecodeError as error:
+            place = self._before + error.pos
+            raise _Refused(f"it is not JSON: {error.msg} (character {place})") from error
+        except RecursionError as error:
+            raise _Refused("its JSON is nested too deeply") from error
+
+    def _next(self) -> str:
+        """The next character that is no white space; none at the end."""
+        while (mark := self._text[self._at : self._at + 1]) in WHITE_SPACE:
+            if mark:
+                self._at = _SPACES.match(self._text, self._at).end()  # type: ignore[union-attr]
+            elif self._first < self._end:
+                self._fill(AHEAD)
+            else:
+                break
+        return mark
+
+    def _move(self, end: int, most: int) -> None:
+        if end - self._at > most:
+            raise self._too_long(most)
+        self._at = end
+
+    def _fill(self, count: int) -> None:
+        """Have so many characters in memory, or all that there are."""
+        while len(self._text) - self._at < count and self._first < self._end:
+            data = self._read(self._first, min(WINDOW, self._end - self._first))
+            if not data:
+                raise _Refused("it ends too early")
+            pending = len(self._decoder.getstate()[0])
+            try:
+                text = self._decoder.decode(data, self._first + len(data) == self._end)
+            except UnicodeDecodeError as error:
+                error.start += self._first - pending - LENGTH
+                raise
+            self._first += len(data)
+            self._before += self._at
+            self._text, self._at = self._text[self._at :] + text, 0
+
+    def _expected(self, what: str) -> JSONDecodeError:
+        return JSONDecodeError(f"Expecting {what}", self._text, self._at)
+
+    def _too_long(self, most: int) -> _Refused:
+        place = self._before + self._at
+        return _Refused(f"the value at its character {place} has more than {most} characters")
+
+
+def _parse(read: Read, length: int) -> tuple[dict[str, Found], dict[str, str], int]:
     """Tensors, metadata, and the number of bytes of all tensors."""
-    entries = _object(_json(data), "the header")
-    metadata = _metadata(entries.pop(METADATA, {}))
-    if not entries:
+    scanner = _Scanner(read, length)
+    tensors: dict[str, Found] = {}
+    offsets = array("q")  # begin and end of each
+    metadata: dict[str, str] | None = None
+    with scanner.refusing():
+        scanner.begins("{")  # as the reader saw by its first byte
+        for name in scanner.members():
+            if name in tensors or (name == METADATA and metadata is not None):
+                raise _Refused(f"the header has the key {_shown(name)} twice")
+            if name == METADATA:
+                metadata = _metadata(scanner)
+                continue
+            if len(tensors) == MAX_TENSORS:
+                raise _Refused(f"it holds more than {MAX_TENSORS} tensors")
+            tensors[name], begin_and_end = _tensor(name, scanner)
+            offsets.extend(begin_and_end)
+        scanner.finish()
+    if not tensors:
         raise _Refused("it holds no tensors")
-    if len(entries) > MAX_TENSORS:
-        raise _Refused(f"it holds {len(entries)} tensors, more than {MAX_TENSORS}")
-    read = {name: _tensor(name, entry) for name, entry in entries.items()}
-    end = _covered({name: offsets for name, (_, offsets) in read.items()})
-    return {name: found for name, (found, _) in read.items()}, metadata, end
-
-
-def _json(data: bytes) -> object:
-    if sum(data.count(mark) for mark in (b",", b"[", b"{")) > MAX_MARKS:
-        raise _Refused(f"it holds more values than {MAX_TENSORS} tensors can have")
-    try:
-        return json.loads(
-            data.decode("utf-8"),
-            object_pairs_hook=_unique,
-            parse_int=_natural,
-            parse_float=_Odd,
-            parse_constant=_Odd,
-        )
-    except UnicodeDecodeError as error:
-        raise _Refused(f"it is not UTF-8 at its byte {error.start}") from error
-    except json.JSONDecodeError as error:
-        raise _Refused(f"it is not JSON: {error.msg} (character {error.pos})") from error
-    except RecursionError as error:
-        raise _Refused("its JSON is nested too deeply") from error
+    return tensors, metadata or {}, _covered(list(tensors), offsets)
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object] | _Doubled:
@@ -246,67 +379,83 @@ def _natural(text: str) -> int | _Odd:
     return number if number <= MAX_NUMBER else _Odd(text)
 
 
-def _metadata(entry: object) -> dict[str, str]:
+_INT = frozenset({int})  # bool is none
+_SPACES = re.compile(f"[{WHITE_SPACE}]*")
+_DECODER = JSONDecoder(
+    object_pairs_hook=_unique, parse_int=_natural, parse_float=_Odd, parse_constant=_Odd
+)
+
+
+def _metadata(scanner: _Scanner) -> dict[str, str]:
     metadata: dict[str, str] = {}
-    for key, value in _object(entry, METADATA).items():
+    if not scanner.begins("{"):
+        raise _Refused(f"{METADATA} is {_shown(scanner.value())}, not an object")
+    size = 0
+    for key in scanner.members():
         place = f"{METADATA}: {_shown(key)}"
         _check_name(key, place)
-        if type(value) is not str:
-            raise _Refused(f"{place} is {_shown(value)}, not a string")
+        if key in metadata:
+            raise _Refused(f"{METADATA} has the key {_shown(key)} twice")
+        if not scanner.begins('"'):
+            raise _Refused(f"{place} is {_shown(scanner.value())}, not a string")
+        value = scanner.text(MAX_WRITTEN)
         if "\0" in value or not _encodable(value):
             raise _Refused(f"{place} holds characters that are not text")
+        size += len(key) + len(value)
+        if size > MAX_METADATA:
+            raise _Refused(f"{METADATA} has more than {MAX_METADATA} characters")
         metadata[key] = value
-    size = sum(len(key) + len(value) for key, value in metadata.items())
-    if size > MAX_METADATA:
-        raise _Refused(f"{METADATA} has {size} characters, more than {MAX_METADATA}")
     return metadata
 
 
-def _tensor(name: str, entry: object) -> tuple[Found, tuple[int, int]]:
+def _tensor(name: str, scanner: _Scanner) -> tuple[Found, tuple[int, int]]:
     """What a tensor is, and where its bytes begin and end."""
     place = f"tensor {_shown(name)}"
     _check_name(name, place)
-    fields = _object(entry, place)
-    if missing := KEYS - fields.keys():
-        raise _Refused(f"{place} lacks {min(missing)}")
-    if unknown := fields.keys() - KEYS:
+    fields = _object(scanner.value(), place)
+    if fields.keys() != KEYS:
+        if missing := KEYS - fields.keys():
+            raise _Refused(f"{place} lacks {min(missing)}")
+        unknown = fields.keys() - KEYS
         raise _Refused(f"{place} has the unknown key {_shown(min(unknown))}")
     dtype = fields["dtype"]
     if type(dtype) is not str or dtype not in ITEMSIZE:
         raise _Refused(f"{place} has the dtype {_shown(dtype)}, not one of {', '.join(ITEMSIZE)}")
-    shape = _naturals(fields["shape"], f"{place}: shape")
+    shape = _naturals(fields, "shape", place)
     if len(shape) > MAX_RANK:
         raise _Refused(f"{place} has {len(shape)} dimensions, more than {MAX_RANK}")
-    offsets = _naturals(fields["data_offsets"], f"{place}: data_offsets")
+    offsets = _naturals(fields, "data_offsets", place)
     if len(offsets) != 2 or offsets[0] > offsets[1]:
         raise _Refused(f"{place}: data_offsets are {_shown(list(offsets))}, not [begin, end]")
     begin, end = offsets
     _check_size(place, shape, dtype, end - begin)
-    return Found(shape, dtype), (begin, end)
+    return Found(shape, sys.intern(dtype)), (begin, end)
 
 
 def _check_size(place: str, shape: tuple[int, ...], dtype: str, size: int) -> None:
     itemsize = ITEMSIZE[dtype]
-    # Without its zeros: other readers multiply in order, and overflow before they come to one.
-    if prod(filter(None, shape)) * itemsize > MAX_NUMBER:
-        raise _Refused(f"{place} is impossibly large: shape {_shown(list(shape))}")
     expected = prod(shape) * itemsize
+    # Without its zeros: other readers multiply in order, and overflow before they come to one.
+    if (expected or prod(filter(None, shape)) * itemsize) > MAX_NUMBER:
+        raise _Refused(f"{place} is impossibly large: shape {_shown(list(shape))}")
     if size != expected:
         raise _Refused(
             f"{place} has {size} bytes, but {dtype} {_shown(list(shape))} needs {expected}"
         )
 
 
-def _covered(offsets: dict[str, tuple[int, int]]) -> int:
+def _covered(names: list[str], offsets: array[int]) -> int:
     """Where the last tensor ends, if each begins where another ends."""
+    begins, ends = offsets[::2], offsets[1::2]
     expected = 0
-    for name, (begin, end) in sorted(offsets.items(), key=lambda item: item[1]):
+    for number in sorted(range(len(names)), key=lambda n: (begins[n], ends[n])):
+        begin = begins[number]
         if begin != expected:
             what = "leaves a hole" if begin > expected else "overlaps with another"
             raise _Refused(
-                f"tensor {_shown(name)} {what}: it begins at {begin} instead of {expected}"
+                f"tensor {_shown(names[number])} {what}: it begins at {begin} instead of {expected}"
             )
-        expected = end
+        expected = ends[number]
     return expected
 
 
@@ -318,9 +467,11 @@ def _object(value: object, place: str) -> dict[str, object]:
     return value
 
 
-def _naturals(value: object, place: str) -> tuple[int, ...]:
-    if not isinstance(value, list) or any(type(number) is not int for number in value):
-        raise _Refused(f"{place} is {_shown(value)}, not a list of whole numbers from 0 to 2⁶³ - 1")
+def _naturals(fields: dict[str, object], key: str, place: str) -> tuple[int, ...]:
+    value = fields[key]
+    if not isinstance(value, list) or not _INT.issuperset(map(type, value)):
+        wanted = "a list of whole numbers from 0 to 2⁶³ - 1"
+        raise _Refused(f"{place}: {key} is {_shown(value)}, not {wanted}")
     return tuple(value)
 
 

@@ -10,6 +10,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from app.auth import CallerDep
+from app.checkpoints import CheckpointInspector
 from app.errors import InvalidJson
 from app.fields import Cursor, Limit, Reference, RefFilter, check_merge
 from app.idempotency import Created, Once, OnceDep
@@ -42,7 +43,6 @@ from registry.models import create_model as create_model_row
 from registry.models import delete_model as delete_model_row
 from registry.naming import rename, require_free_name
 from registry.queue import lock_queue
-from registry.safetensors_header import HeaderReader
 from registry.sources import offer_source
 from registry.states import JobStatus, ModelStatus
 from registry.tables import Job, Model, Source, Target, Version, utc_now
@@ -70,13 +70,13 @@ async def create_model(request: Request, service: ServiceDep, once: OnceDep) -> 
         fields = validated(ModelCreate, await read_json(request))
         return await run_in_threadpool(_create, service, once, fields, request_id)
 
-    async def begin(values: dict[str, Any], filename: str) -> HeaderReader:
+    async def begin(values: dict[str, Any], filename: str) -> CheckpointInspector:
         """With its JSON before the file, a model that cannot be made is refused at once."""
         if "model" in values:
             fields = validated(ModelCreate, _described(values))
             if once.key is None:  # with one, a taken name may be this request's own
                 await run_in_threadpool(_require_possible, service, once.owner, fields)
-        return HeaderReader(filename)
+        return CheckpointInspector(filename)
 
     with service.store.create() as writer:
         reception = Reception(service, writer, {}, begin)

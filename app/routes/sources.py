@@ -30,7 +30,7 @@ from app.uploads import take_upload
 from registry.blobs import BlobWriter
 from registry.errors import Unusable
 from registry.lookup import find, find_named, list_page
-from registry.sources import check_fit, offer_source, try_source
+from registry.sources import offer_source, try_source
 from registry.states import JobStatus
 from registry.tables import Job, Model, Source
 from registry.uploads import delete_upload
@@ -86,6 +86,7 @@ async def create_source(
         before = await offer.receive(request)
         if before is not None:
             return before
+        await offer.require_fit()
         return await run_in_threadpool(offer.accept, request.state.request_id, dry_run)
 
 
@@ -144,14 +145,25 @@ class Offer:
         sha256 = None if fields.upload else self.reception.writer.sha256()
         return {**fields.model_dump(mode="json"), "content": sha256}
 
+    async def require_fit(self) -> None:
+        """Raises CheckpointMismatch, where the model came after the file, or was prepared since."""
+        fields = validated(SourceFields, self.reception.fields)
+        model = await run_in_threadpool(self._find_model, fields.model)
+        inspector, writer = self._received, self.reception.writer
+        await self.service.turns.run(
+            inspector.takes_long, inspector.require_fit, writer, model, fields
+        )
+
+    @property
+    def _received(self) -> CheckpointInspector:
+        assert self._inspector is not None  # noqa: S101 - a file was received
+        return self._inspector
+
     def accept(self, request_id: str, dry_run: bool) -> JSONResponse:
         """Make the bytes safe, then the rows, in one transaction."""
-        inspector = self._inspector
-        assert inspector is not None  # noqa: S101 - a file was received
         fields = validated(SourceFields, self.reception.fields)
         model = self._find_model(fields.model)
-        check_fit(model, inspector.finish(), fields.classes, inspector.filename)
-        name = fields.name or inspector.filename
+        name = fields.name or self._received.filename
         before = self._replay(fields)  # what is refused, or known, leaves no blob
         if before is not None:
             return before

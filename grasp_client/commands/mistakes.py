@@ -68,12 +68,14 @@ def _names(grasp: Grasp, word: str) -> list[str]:
 
 
 def _differences(message: str, mismatches: Mapping[str, Any]) -> str:
-    """The first few tensors of every kind; the error's attributes have them all."""
+    """The first few tensors of every kind; the error's attributes have more."""
     lines = [message.partition(": ")[0]]
+    left_out = mismatches.get("more", {})
     for kind, found in mismatches.items():
-        if found:
+        if found and kind != "more":
             tensors = _tensors(found)
-            more = f" and {len(tensors) - SHOWN} more" if len(tensors) > SHOWN else ""
+            count = len(tensors) + left_out.get(kind, 0)
+            more = f" and {count - SHOWN} more" if count > SHOWN else ""
             lines.append(f"{kind.replace('_', ' ')}: {', '.join(tensors[:SHOWN])}{more}")
     return "\n  ".join(lines)
 

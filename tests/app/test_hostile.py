@@ -70,6 +70,26 @@ def test_thousands_of_mistakes_get_a_short_answer(world: World, wrong: dict[str,
     assert len(answer.content) < 20_000
 
 
+def test_a_checkpoint_that_differs_in_thousands_of_tensors_gets_a_short_answer(
+    world: World,
+) -> None:
+    names = [f"{number:05}".ljust(300, "x") for number in range(20_000)]
+    entry = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+    header = json.dumps(dict.fromkeys(names, entry)).encode()
+
+    with world.nothing_left():
+        answer = world.post_raw(len(header).to_bytes(8, "little") + header)
+
+    problem = answer.json()
+    assert (answer.status_code, problem["code"]) == (422, "checkpoint_mismatch")
+    assert len(answer.content) < 8_000
+    assert "20000 unexpected: 00000xx" in problem["detail"]
+    assert "and 19990 more" in problem["detail"]
+    listed = problem["mismatches"]["unexpected"]
+    assert listed == names[: len(listed)]
+    assert problem["mismatches"]["more"] == {"unexpected": 20_000 - len(listed)}
+
+
 def test_how_many_mistakes_are_not_listed(world: World) -> None:
     wrong = {f"field{number}": 1 for number in range(MAX_LISTED + 7)}
 

@@ -5,8 +5,9 @@ import io
 import json
 import pickle
 import re
+import tracemalloc
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -46,20 +47,31 @@ def literal(shape: str = "[2]", offsets: str = "[0,8]", dtype: str = '"F32"') ->
 
 
 def outcome(chunks: Iterable[bytes | memoryview]) -> Header | str:
-    reader = HeaderReader()
+    reader, arrived, header = HeaderReader(), bytearray(), None
     try:
         for chunk in chunks:
-            reader.feed(chunk)
-        return reader.finish()
+            complete = reader.feed(chunk)
+            arrived += chunk
+            if complete:
+                assert header is None
+                header = reader.read(reading(arrived))
+        reader.finish()
     except CheckpointError as error:
         return str(error)
+    assert header is not None
+    return header
+
+
+def reading(data: bytes | bytearray) -> Callable[[int, int], bytes]:
+    return lambda first, count: bytes(data[first : first + count])
 
 
 def bytes_until_refused(data: bytes) -> int:
     reader = HeaderReader()
     for count in range(len(data)):
         try:
-            reader.feed(data[count : count + 1])
+            if reader.feed(data[count : count + 1]):
+                reader.read(reading(data[: count + 1]))
         except CheckpointError:
             return count + 1
     raise AssertionError("never refused")
@@ -84,6 +96,7 @@ def empty_zip() -> bytes:
 
 
 GOOD = one()
+ENTRY = GOOD[13:-9]  # {"dtype": … }
 TWO = {"a": entry(offsets=(0, 8)), "b": entry(offsets=(8, 16))}
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 3\n"
 BROKEN: dict[str, tuple[bytes, str]] = {  # what: (bytes, what the message says)
@@ -133,19 +146,28 @@ BROKEN: dict[str, tuple[bytes, str]] = {  # what: (bytes, what the message says)
     "deep": (pack(b'{"w":' + b"[" * 100_000), "nested too deeply"),
     "rather deep": (literal(shape="[" * 600 + "]" * 600), r"'w': shape is \[\[…\]\], not a list"),
     "deep objects": (pack(b'{"w":' + b'{"w":' * 100_000), "nested too deeply"),
-    "many values": (pack(b'{"w":[' + b"[]," * 2_000_000), "more values than 50000 tensors"),
+    "many values": (pack(b'{"w":[' + b"[]," * 2_000_000), "character 5 has more than 65536 char"),
+    "a long value": (pack(b'{"w":"' + b"x" * 300_000), "character 5 has more than 65536 char"),
+    "a long key": (pack(b'{"' + b"x" * 300_000), "character 1 has more than 65536 characters"),
+    "much space": (
+        pack(b'{"w":{"dtype":' + b" " * 65536 + GOOD[22:-8]),
+        "character 5 has more than 65536 characters",
+    ),
     "no tensors": (pack({}, 0), "it holds no tensors"),
     "only metadata": (pack({"__metadata__": {"a": "b"}}, 0), "it holds no tensors"),
     "50,001 tensors": (
         pack({str(n): entry("U8", [0], [0, 0]) for n in range(50_001)}, 0),
-        "it holds 50001 tensors, more than 50000",
+        "it holds more than 50000 tensors",
     ),
     # keys
     "tensor twice": (
-        pack(b'{"w":1,"v":2,"w":3}'),
+        pack(b'{"w":%b,"v":%b,"w":3}' % (ENTRY, ENTRY)),
         "the header has the key 'w' twice",
     ),
-    "tensor twice, escaped": (pack(b'{"w":1,"\\u0077":3}'), "the header has the key 'w' twice"),
+    "tensor twice, escaped": (
+        pack(b'{"w":%b,"\\u0077":3}' % ENTRY),
+        "the header has the key 'w' twice",
+    ),
     "dtype twice": (
         pack(b'{"w":{"dtype":"F32","dtype":"F32","shape":[2],"data_offsets":[0,8]}}'),
         "tensor 'w' has the key 'dtype' twice",
@@ -260,7 +282,15 @@ BROKEN: dict[str, tuple[bytes, str]] = {  # what: (bytes, what the message says)
     "metadata key": (pack({"__metadata__": {"\n": "b"}, "w": entry()}), "only printable"),
     "metadata long": (
         pack({"__metadata__": {"a": "b" * 2**20}, "w": entry()}),
-        "__metadata__ has 1048577 characters, more than 1048576",
+        "__metadata__ has more than 1048576 characters",
+    ),
+    "metadata longer": (
+        pack(b'{"__metadata__":{"a":"' + b"x" * 3_000_000),
+        "the value at its character 21 has more than 2097152 characters",
+    ),
+    "metadata text without an end": (
+        pack(b'{"__metadata__":{"a":"' + b"x" * 300_000),
+        "it is not JSON: Unterminated string",
     ),
 }
 
@@ -297,25 +327,29 @@ def test_a_bad_header_is_refused_before_the_tensors_arrive() -> None:
 
 @pytest.mark.parametrize("kind", ["text", "array", "overlap", "excess"])
 def test_a_refused_file_stays_refused(kind: str) -> None:
-    reader = HeaderReader()
-    with pytest.raises(CheckpointError) as first:
-        reader.feed(BROKEN[kind][0])
+    reader, data = HeaderReader(), BROKEN[kind][0]
+    with pytest.raises(CheckpointError) as first:  # noqa: PT012 - in which step depends on the kind
+        if reader.feed(data):
+            reader.read(reading(data))
 
     with pytest.raises(CheckpointError, match=re.escape(first.value.message)):
         reader.feed(GOOD)
     with pytest.raises(CheckpointError, match=re.escape(first.value.message)):
+        reader.read(reading(GOOD))
+    with pytest.raises(CheckpointError, match=re.escape(first.value.message)):
         reader.finish()
 
 
-def test_the_header_is_returned_once() -> None:
+def test_the_header_is_said_to_be_complete_once_and_can_be_read_again() -> None:
     reader = HeaderReader()
 
-    before, header, after = reader.feed(GOOD[:20]), reader.feed(GOOD[20:-1]), reader.feed(GOOD[-1:])
+    complete = [reader.feed(part) for part in (GOOD[:20], GOOD[20:-1])]
+    headers = [reader.read(reading(GOOD)) for _ in range(2)]
+    complete.append(reader.feed(GOOD[-1:]))
+    reader.finish()
 
-    assert before is None
-    assert header == Header({"w": Found((2,), "F32")}, {}, len(GOOD))
-    assert after is None
-    assert reader.finish() is header is reader.header
+    assert complete == [False, True, False]
+    assert headers == [Header({"w": Found((2,), "F32")}, {}, len(GOOD))] * 2
 
 
 def test_a_missing_file_or_a_folder_is_a_checkpoint_error(tmp_path: Path) -> None:
@@ -408,6 +442,34 @@ def test_the_limits_themselves_are_allowed(tmp_path: Path) -> None:
     (tmp_path / "w").write_bytes(pack(data[8:].ljust(2**24), 0))
 
     assert len(assert_as_safetensors_says(tmp_path / "w").tensors) == 50_000
+
+
+MANY = {str(n): entry("U8", [0], [0, 0]) for n in range(240_000)}
+FACE = "\N{GRINNING FACE}"  # one such character, and each of a text takes four bytes
+HOSTILE = {
+    "many tensors": json.dumps(MANY).encode(),
+    "many values": b'{"w":[' + b"[]," * (5 << 20),
+    "many keys": b'{"w":{' + b'"a":0,' * (2 << 20),
+    "much metadata": b'{"__metadata__":{"a":"' + FACE.encode() + b"x" * (15 << 20),
+    "many texts": b'{"__metadata__":{' + b",".join(b'"%d":""' % n for n in range(1_000_000)),
+    "a long name": b'{"' + FACE.encode() + b"x" * (15 << 20),
+    "spaces": b"{" + b" " * (15 << 20),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_what_a_header_takes_in_memory_has_an_end(kind: str, tmp_path: Path) -> None:
+    """Sixteen megabytes that, read as JSON, would be up to four hundred."""
+    path = tmp_path / "w"
+    path.write_bytes(pack(HOSTILE[kind], 0))
+
+    tracemalloc.start()
+    with pytest.raises(CheckpointError):
+        read_header(path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert peak < 32e6
 
 
 # Any chunks, any damage
