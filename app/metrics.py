@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 from pydantic import ValidationError
 from sqlalchemy.orm import Session
 
-from app.metrics_requests import RequestMetrics
+from app.metrics_requests import CONNECTIONS, RequestMetrics
 from registry import figures
 from registry.damage import count_problems
 from registry.references import sum_bytes
@@ -36,7 +36,8 @@ def render_metrics(session: Session, settings: Settings, requests: RequestMetric
     workers = list_workers(session)
     alive = {worker.id for worker in workers if is_alive(worker, settings)}
     found = [*_build(), *_from_database(session), *_from_workers(workers, alive)]
-    return generate_latest(_Found(found)) + generate_latest(requests.registry)
+    own = generate_latest(requests.registry) + generate_latest(CONNECTIONS)
+    return generate_latest(_Found(found)) + own
 
 
 class _Found(Collector):

@@ -3,7 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+)
 from prometheus_client.process_collector import ProcessCollector
 
 METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
@@ -11,6 +17,18 @@ OTHER = "other"  # any method or path that is no operation's: whoever asks canno
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0)
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
+
+CONNECTIONS = CollectorRegistry()  # of this process, which are there before its application
+OPEN_CONNECTIONS = Gauge("grasp_connections", "Connections that are open", registry=CONNECTIONS)
+CLOSED_CONNECTIONS = Counter(
+    "grasp_connections_closed",
+    "Connections that the service cut off: waiting too long for a head, a body or a reader, or"
+    " beyond a limit, in all or of one address",
+    ["reason"],
+    registry=CONNECTIONS,
+)
+for _reason in ("head", "body", "reader", "limit", "address"):
+    CLOSED_CONNECTIONS.labels(_reason)
 
 
 class RequestMetrics:

@@ -12,9 +12,10 @@ from uuid import uuid4
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.errors import problem, unexpected
+from app.errors import RETRY_SECONDS, problem, unexpected
 from app.metrics_requests import OTHER, RequestMetrics, route_of
 from registry.logs import get_log
 from registry.tracing import traced
@@ -22,6 +23,9 @@ from registry.tracing import traced
 SAFE_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 QUIET = ("/healthz", "/readyz", "/metrics")  # asked every few seconds by machines
 HEADER = "X-Request-Id"
+# In the scope's state:
+CROWDED = "crowded"  # there is no room for this request
+STOPPING = "stopping"  # the service ends, and has told the client
 GONE = 499  # in the log only: the client left before it was answered
 # How much is still taken from a client that was refused, so that it can see the answer.
 LINGER_SECONDS, LINGER_BYTES = 1.0, 4 * 2**20
@@ -42,10 +46,14 @@ class RequestContext:
         exchange = Exchange(scope, receive, send, self._metrics)
         scope.setdefault("state", {})["request_id"] = exchange.request_id
         with _traced(scope, exchange) as ids, structlog.contextvars.bound_contextvars(**ids):
-            app = self.app if _names_one_host(scope) else _invalid_host()
+            app = _refusal(scope) or self.app
             try:
                 await app(scope, exchange.receive, exchange.send)
             except ClientDisconnect:
+                exchange.status = GONE
+            except asyncio.CancelledError:
+                if not scope["state"].get(STOPPING):
+                    raise
                 exchange.status = GONE
             except Exception as error:
                 if exchange.started:
@@ -131,14 +139,27 @@ async def _client_leaves(request: Request) -> None:
         pass
 
 
+def _refusal(scope: Scope) -> ASGIApp | None:
+    """The answer to a request that does not reach the application."""
+    if scope["state"].get(CROWDED):
+        return turned_away()
+    if not _names_one_host(scope):
+        return problem(400, "invalid_host", "a request has exactly one Host header")
+    return None
+
+
 def _names_one_host(scope: Scope) -> bool:
     """Of two, a proxy may have believed one and we the other (RFC 9112, 3.2)."""
     hosts = len(Headers(scope=scope).getlist("host"))
     return hosts == 1 or (hosts == 0 and scope["http_version"] == "1.0")
 
 
-def _invalid_host() -> ASGIApp:
-    return problem(400, "invalid_host", "a request has exactly one Host header")
+def turned_away(
+    detail: str = "the service has as many connections as it can serve",
+) -> Response:
+    """The answer to one who comes at a bad moment."""
+    headers = {"Retry-After": str(RETRY_SECONDS), "Connection": "close"}
+    return problem(503, "unavailable", detail, headers=headers, hint="try again in a while")
 
 
 def has_body(headers: Headers) -> bool:

@@ -1,15 +1,17 @@
 """`grasp serve`: the API, and beside it the workers that end with it."""
 
+import resource
 import signal
 import socket
 import sys
 from contextlib import ExitStack
+from functools import partial
 
 import uvicorn
 from sqlalchemy.exc import DatabaseError
 
 from app.auth import is_loopback
-from app.connections import BoundedProtocol
+from app.connections import RESERVE, BoundedProtocol, Connections, Limits
 from app.peers import can_tell
 from app.tokens import token
 from registry.database import Database
@@ -20,6 +22,7 @@ from registry.processes import Workers
 from registry.settings import Settings
 
 LISTEN_BACKLOG = 2048
+FILES = 96  # open besides connections and what they send or receive: database, log, libraries
 
 log = get_log(__name__)
 
@@ -49,12 +52,14 @@ def serve(settings: Settings) -> None:
 
 
 def _serve(settings: Settings, listener: socket.socket, secret: str | None) -> None:
+    connections = Connections(_allowed(Limits.of(settings)))
     config = uvicorn.Config(
         "app.main:app",
-        http=BoundedProtocol,
+        http=partial(BoundedProtocol, connections=connections),  # type: ignore[arg-type]
+        ws="none",
         log_config=None,
         access_log=False,
-        timeout_graceful_shutdown=5,  # streams and long polls have no end of their own
+        timeout_graceful_shutdown=6,  # longer than connections take to end what is under way
         server_header=False,
         proxy_headers=bool(settings.trusted_proxies),
         forwarded_allow_ips=list(settings.trusted_proxies),
@@ -82,6 +87,26 @@ def _tell_of_token(settings: Settings, url: str, secret: str) -> None:
         log.info("sign in once in your browser", at=f"{url}/ui/login?token={secret}")
     else:
         log.info("the token is needed to sign in", token=str(settings.token_file.absolute()))
+
+
+def _allowed(limits: Limits) -> Limits:
+    """With as many connections as files can be open: each may send or receive another file."""
+    needed = 2 * limits.connections + RESERVE + FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return limits
+    allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if allowed == needed:
+        return limits
+    fewer = max(1, (allowed - RESERVE - FILES) // 2)
+    log.warning(
+        "this process may open few files, so it serves fewer connections than"
+        " GRASP_MAX_CONNECTIONS: raise its limit (ulimit -n, or LimitNOFILE of a unit)",
+        files=allowed,
+        connections=fewer,
+    )
+    return limits._replace(connections=fewer)
 
 
 def _look_at_database(settings: Settings) -> bool:

@@ -77,6 +77,31 @@ class Settings(BaseSettings):
         " X-Forwarded-For names the client in the log, and whose X-Forwarded-Proto says whether it"
         " uses TLS. None: nobody's.",
     )
+    max_connections: int = Field(
+        4096,
+        ge=1,
+        description="Connections open at once. Beyond that, silent ones are closed to make room;"
+        " where there are none, only health checks are answered. Fewer, where the system allows"
+        " this process fewer open files (ulimit -n).",
+    )
+    max_connections_per_address: int = Field(
+        1024,
+        ge=1,
+        description="Those of one address, or one IPv6 network of 64 bits; this machine's own do"
+        " not count. A proxy on another machine speaks for everyone: raise it there.",
+    )
+    head_seconds: float = Field(
+        20.0,
+        gt=0,
+        description="Time, in seconds, that the request line and headers of a request may take, and"
+        " a new connection before them.",
+    )
+    stall_seconds: float = Field(
+        120.0,
+        gt=0,
+        description="Time, in seconds, in which at least 1 KiB of a body must arrive, and a reader"
+        " must take something of an answer that waits for it.",
+    )
 
     database_url: str | None = Field(
         None,

@@ -11,7 +11,7 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from app.connections import MAX_HEAD, BoundedProtocol
+from app.connections import MAX_HEAD, MAX_HEADERS, BoundedProtocol, Connections, Limits
 from app.serve import Refused, serve
 from registry.settings import Settings
 
@@ -92,8 +92,25 @@ def test_the_token_is_told_where_it_is_needed_and_only_to_who_looks(
 def test_a_head_that_does_not_end_is_refused(begin: bytes, more: bytes) -> None:
     wire = send([begin, *[more] * (10 * MAX_HEAD // len(more))])
 
-    assert wire.sent.startswith(b"HTTP/1.1 400 Bad Request")
+    assert wire.sent.startswith(b"HTTP/1.1 431 Request Header Fields Too Large")
+    assert b"application/problem+json" in wire.sent
     assert wire.received < MAX_HEAD + len(begin) + len(more)
+
+
+WHOLE = {  # heads that come in one read
+    "a path": b"GET /%s HTTP/1.1\r\n\r\n" % (b"x" * MAX_HEAD),
+    "a header": START + b"X-Long: %s\r\nContent-Length: 0\r\n\r\n" % (b"x" * MAX_HEAD),
+    "headers": START + b"X-More: %s\r\n" % (b"x" * 1000) * 70 + b"\r\n",
+    "short headers": START + b"a:\r\n" * MAX_HEADERS + b"\r\n",
+    "trailers": CHUNKED + b"a:\r\n" * MAX_HEADERS + b"\r\n",
+}
+
+
+@pytest.mark.parametrize("head", WHOLE.values(), ids=WHOLE)
+def test_a_head_that_is_too_large_is_refused_in_one_read(head: bytes) -> None:
+    assert len(head) < 2 * MAX_HEAD
+
+    assert send([head]).sent.startswith(b"HTTP/1.1 431 ")
 
 
 def test_large_heads_and_bodies_pass() -> None:
@@ -134,7 +151,9 @@ def send(pieces: Iterable[bytes]) -> Wire:
 
     async def run() -> Wire:
         config = uvicorn.Config(answer, lifespan="off", log_config=None)
-        protocol, wire = BoundedProtocol(config, ServerState(), {}), Wire()
+        connections = Connections(Limits())
+        protocol = BoundedProtocol(config, ServerState(), {}, connections=connections)
+        wire = Wire()
         protocol.connection_made(wire)
         for piece in pieces:
             if not wire.is_closing():
