@@ -206,7 +206,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._head_bytes > MAX_HEAD or self._head_lines > MAX_HEADERS:
             self._refuse_head()
         else:
-            self._refuse(400, "invalid_http", msg)
+            self._answer(_problem(400, "invalid_http", msg))
 
     def on_message_begin(self) -> None:
         self._head_bytes = self._head_lines = 0
@@ -296,7 +296,8 @@ class BoundedProtocol(HttpToolsProtocol):
         if waits_for == "body" and not self.cycle.response_started:
             CLOSED_CONNECTIONS.labels("body").inc()
             detail = f"too little of the body came: a stalled upload needs {MIN_BODY} bytes every"
-            self._refuse(408, "too_slow", f"{detail} {self._all.limits.stall_seconds:g} seconds")
+            detail += f" {self._all.limits.stall_seconds:g} seconds"
+            self._answer_request(_problem(408, "too_slow", detail))
         else:
             self._all.close(self, waits_for)
 
@@ -308,33 +309,35 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.cycle.response_started:
             self.transport.abort()
         else:
-            self._answer(turned_away("the service is stopping"))
+            self._answer_request(turned_away("the service is stopping"))
 
     def _refuse_head(self) -> None:
         detail = f"the head of a request may have {MAX_HEAD} bytes and {MAX_HEADERS} headers"
-        self._refuse(431, "head_too_large", detail)
+        self._answer(_problem(431, "head_too_large", detail))
 
-    def _refuse(self, status: int, code: str, detail: str) -> None:
-        self._answer(problem(status, code, detail, headers={"Connection": "close"}))
+    def _answer_request(self, answer: Response) -> None:
+        """The application sees that the client is gone. The rest of a body is awaited for a while:
+        a machine that closes with bytes unread resets the connection, and its answer is lost."""
+        self._answer(answer, LINGER_SECONDS if self.cycle.more_body else 0.0)
+        self.cycle.disconnected = True
+        self.cycle.message_event.set()
+        self.flow.resume_reading()
 
-    def _answer(self, answer: Response) -> None:
-        """In the application's place, to which the client is gone, and close.
-
-        Not at once if a body is still coming: a machine that closes with bytes unread resets the
-        connection, and the answer can be lost with it.
-        """
+    def _answer(self, answer: Response, linger: float = 0.0) -> None:
+        """In the application's place, and close."""
         self._answered = True
         lines = [STATUS_LINE[answer.status_code]]
         for name, value in (*self.server_state.default_headers, *answer.raw_headers):
             lines += [name, b": ", value, b"\r\n"]
         self.transport.write(b"".join([*lines, b"\r\n", bytes(answer.body)]))
-        if not self._asking:
+        if linger:
+            self.loop.call_later(linger, self.transport.close)
+        else:
             self.transport.close()
-            return
-        self.cycle.disconnected = True
-        self.cycle.message_event.set()
-        self.flow.resume_reading()
-        self.loop.call_later(LINGER_SECONDS if self.cycle.more_body else 0, self.transport.close)
+
+
+def _problem(status: int, code: str, detail: str) -> Response:
+    return problem(status, code, detail, headers={"Connection": "close"})
 
 
 def _origin(address: str) -> bytes:
