@@ -102,7 +102,8 @@ def explain(error: DBAPIError) -> tuple[str, str]:
 
 
 def is_read_only(error: DBAPIError) -> bool:
-    state = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "sqlite_errorname", "")
+    told = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "sqlite_errorname", None)
+    state = str(told or "")
     return state == READ_ONLY_POSTGRES or state.startswith("SQLITE_READONLY")
 
 
