@@ -102,9 +102,9 @@ def explain(error: DBAPIError) -> tuple[str, str]:
 
 
 def is_read_only(error: DBAPIError) -> bool:
-    told = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "sqlite_errorname", None)
-    state = str(told or "")
-    return state == READ_ONLY_POSTGRES or state.startswith("SQLITE_READONLY")
+    if getattr(error.orig, "sqlstate", None) == READ_ONLY_POSTGRES:
+        return True
+    return str(getattr(error.orig, "sqlite_errorname", "")).startswith("SQLITE_READONLY")
 
 
 def _connect(url: str, pool: int) -> Engine:

@@ -241,3 +241,33 @@ def test_a_database_that_is_away_is_waited_for(
         assert run(follow)
     warnings = [line["event"] for line in lines if line["log_level"] == "warning"]
     assert warnings == ["followed jobs cannot be looked at"]  # once
+
+
+@pytest.mark.parametrize(("path", "query"), [("/events", b""), ("", b"wait=60")])
+def test_a_client_that_leaves_is_forgotten_at_once(
+    world: World, jobs: list[str], path: str, query: bytes
+) -> None:
+    following: Following = world.app.state.following
+    followers: list[int] = []
+
+    async def receive() -> Any:
+        while not following._jobs:
+            await asyncio.sleep(0.001)
+        followers.extend(job.followers for job in following._jobs.values())
+        return {"type": "http.disconnect"}
+
+    async def answer(_message: Any) -> None:
+        pass
+
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},  # as uvicorn's
+        "method": "GET",
+        "path": f"/jobs/{jobs[0]}{path}",
+        "query_string": query,
+        "headers": [(b"host", b"127.0.0.1")],
+        "server": ("127.0.0.1", 80),
+    }
+    run(lambda: world.app(scope, receive, answer))
+    assert followers == [1]
+    assert following._jobs == {}

@@ -117,7 +117,7 @@ def install_node_packages(folder: Path) -> Path:
     if shutil.which("node") is None or shutil.which("npm") is None:
         pytest.skip("needs node and npm")
     options = ("--no-package-lock", "--no-audit", "--no-fund", "--prefer-offline")
-    command = ["npm", "install", *options, "--fetch-retries=0", "--prefix", folder]
+    command = ["npm", "install", *options, "--fetch-retries=0", "--prefix", str(folder)]
     try:
         subprocess.run(
             [*command, *NODE_PACKAGES], check=True, capture_output=True, timeout=INSTALL_S

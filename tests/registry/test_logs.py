@@ -10,7 +10,6 @@ from typing import Any, Literal
 import pytest
 import structlog
 
-from registry import logs
 from registry.logs import Trouble, configure_logs, get_log
 from registry.settings import Settings
 
@@ -228,7 +227,7 @@ def test_a_trouble_is_told_when_it_begins_or_changes_and_when_it_is_over(
 ) -> None:
     configured("json", "info")
     now = 0.0
-    monkeypatch.setattr(logs.time, "monotonic", lambda: now)
+    monkeypatch.setattr("registry.logs.time.monotonic", lambda: now)
     trouble = Trouble(get_log("worker"))
 
     def told(error: str) -> list[str]:
