@@ -106,8 +106,8 @@ def test_with_tau_one_nothing_is_transferred_and_nothing_changes(
 @pytest.fixture
 def middle(source: Path, merged: Path, task: ToyTask, tmp_path: Path) -> float:
     """A threshold that half of the parameters pass, whichever batches a fold draws."""
-    scores = (p.alignment for p in refold(source, merged, tmp_path / "scored", task).parameters)
-    return median(score for score in scores if score is not None)
+    report = refold(source, merged, tmp_path / "scored", task)
+    return median(p.alignment for p in report.parameters)
 
 
 @pytest.mark.parametrize("blend", [1.0, 0.25])
