@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
-from tests.processes import end_those_of_this_run
+from tests.processes import IS_FIRST, end_those_of_this_run
 
 if TYPE_CHECKING:
     from tests.trained import Digits
@@ -46,9 +46,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """A run that leaves a process behind has failed, and what it left is ended."""
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        return  # the others may still be at work
-    left = end_those_of_this_run()
+    left = end_those_of_this_run() if IS_FIRST else []  # those of another may still be at work
     if left:
         print("\nstarted by a test, not ended by it:", *left, sep="\n  ")
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -16,6 +16,7 @@ import psutil
 IGNORING_INTERRUPTS = ("sh", "-c", 'trap "" INT; exec "$@"', "sh")
 
 MARK = "TEST_RUN"  # a variable that all processes of a run inherit, whoever becomes their parent
+IS_FIRST = MARK not in os.environ  # of all processes of the run
 RUN = os.environ.setdefault(MARK, uuid4().hex)
 LEAVE_S = 5  # for those that are about to end
 OWN = "resource_tracker"  # of Python itself: ends with the process that runs the tests

@@ -44,7 +44,6 @@ def test_bad_tests_fail_and_are_cleared_away(
     (tmp_path / "conftest.py").write_text("from tests.conftest import *")
     (tmp_path / "test_bad.py").write_text(BAD_TESTS)
     monkeypatch.delenv(MARK)
-    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
     limits = ("-o", "timeout=2", "-o", "faulthandler_timeout=4")
 
     run = subprocess.run(
