@@ -24,6 +24,7 @@ from starlette.routing import Match
 from app.downloads import RangeNotSatisfiable
 from grasp_core.config import plain_words
 from grasp_core.errors import CheckpointMismatch, GraspError
+from grasp_core.manifest import shorten
 from registry.database import explain
 from registry.errors import Conflict
 from registry.logs import get_log
@@ -67,6 +68,8 @@ CODES = {404: "not_found", 405: "method_not_allowed", 400: "invalid_json", 413: 
 RETRY_SECONDS = 5
 MAX_LISTED = 50  # wrong values; whoever sends thousands makes one mistake
 MAX_CHARACTERS = 2000  # of the names of tensors in an answer, for each way in which they differ
+MAX_SHOWN = 300  # characters of where one is, and of what is wrong with it
+MAX_DETAIL = 6000  # characters: names that a stranger chose can have megabytes
 CHECKSUM_MISMATCH = 460  # of tus alone: no RFC knows it
 NO_SUCH_TABLE_OR_COLUMN = ("42P01", "42703")  # as PostgreSQL says it
 
@@ -145,7 +148,7 @@ def problem(
     body = Problem(
         title=phrase(status),
         status=status,
-        detail=detail,
+        detail=shorten(detail, MAX_DETAIL),
         code=code,
         request_id=structlog.contextvars.get_contextvars().get("request_id"),
         **extra,
@@ -164,7 +167,10 @@ def phrase(status: int) -> str:
 
 def field_errors(errors: Any) -> list[FieldError]:
     return [
-        FieldError(where=".".join(map(str, error["loc"])), message=plain_words(error["msg"]))
+        FieldError(
+            where=shorten(".".join(map(str, error["loc"])), MAX_SHOWN),
+            message=shorten(plain_words(error["msg"]), MAX_SHOWN),
+        )
         for error in errors
     ]
 

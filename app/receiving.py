@@ -5,6 +5,8 @@ import binascii
 import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from fastapi import Request
@@ -16,14 +18,19 @@ from app.auth import CallerDep
 from app.errors import DigestMismatch, InvalidJson, TooLarge
 from app.fetching import open_uri
 from app.multipart import read_parts
-from app.service import Service
+from app.service import Service, ServiceDep
 from registry.blobs import BlobWriter
 from registry.errors import Unusable
 
 BATCH = 2**20  # bytes handed to a thread at once: switching costs more than copying
 MAX_JSON = 2**20
+SMALL_JSON = 2**16  # and less is read at once
+MAX_KEYS = 25_000  # each that is unknown is a mistake to tell, and a kilobyte of memory
+BATCHES = 32 * 2**20  # bytes of all batches that fill at once
+SMALLEST_BATCH = 2**16
 FORM_BYTES = 2**20  # what a form may hold besides its file
 Fields = TypeVar("Fields", bound=BaseModel)
+Checked = TypeVar("Checked")
 DIGEST = re.compile(r"sha-256=:([A-Za-z0-9+/=]*):")
 
 
@@ -144,13 +151,29 @@ def is_type(request: Request, media_type: str) -> bool:
     return request.headers.get("content-type", "").lower().startswith(media_type)
 
 
-async def read_json(request: Request) -> dict[str, Any]:
-    """A small JSON object. Raises InvalidJson, TooLarge."""
+async def read_json(
+    request: Request, service: Service, check: Callable[[dict[str, Any]], Checked]
+) -> Checked:
+    """What `check` makes of a JSON object. Raises InvalidJson, TooLarge, Busy.
+
+    Where the object is large, both are done in turn: it can be made to take long, and much memory.
+    """
     body = bytearray()
-    async for data in request.stream():
-        body += data
-        if len(body) > MAX_JSON:
-            raise TooLarge(f"a JSON body may have {MAX_JSON} bytes")
+    with ExitStack() as room:
+        async for data in request.stream():
+            if len(body) <= SMALL_JSON < len(body) + len(data):
+                room.enter_context(service.turns.room())
+            body += data
+            if len(body) > MAX_JSON:
+                raise TooLarge(f"a JSON body may have {MAX_JSON} bytes")
+        if len(body) <= SMALL_JSON:
+            return check(_object(body))
+        return await service.turns.run(True, lambda: check(_object(body)))
+
+
+def _object(body: bytearray) -> dict[str, Any]:
+    if body.count(b":") > MAX_KEYS:
+        raise TooLarge(f"a JSON body may have {MAX_KEYS} keys and colons")
     try:
         value = parse_json(body)
     except ValueError as error:
@@ -171,8 +194,8 @@ def parse_json(text: str | bytearray) -> Any:
 def json_body(schema: type[Fields]) -> Callable[..., Awaitable[Fields]]:
     """A dependency: the body as `schema`. FastAPI's own would read any size, before the key."""
 
-    async def read(request: Request, _caller: CallerDep) -> Fields:
-        return validated(schema, await read_json(request))
+    async def read(request: Request, service: ServiceDep, _caller: CallerDep) -> Fields:
+        return await read_json(request, service, partial(validated, schema))
 
     return read
 
@@ -200,17 +223,29 @@ def wrong_values(error: ValidationError, *where: str) -> RequestValidationError:
 
 
 async def batched(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The same bytes in larger pieces; the first as it comes, so that a look at it costs little."""
+    """The same bytes in larger pieces; the first as it comes, so that a look at it costs little.
+
+    The more of them fill at once, the smaller they are.
+    """
     waiting = bytearray()
     first = True
-    async for data in chunks:
-        waiting += data
-        if len(waiting) >= BATCH or (first and waiting):
-            first = False
-            yield bytes(waiting)
-            waiting.clear()
+    mine = object()
+    _filling.add(mine)
+    try:
+        async for data in chunks:
+            waiting += data
+            share = max(SMALLEST_BATCH, min(BATCH, BATCHES // len(_filling)))
+            if len(waiting) >= share or (first and waiting):
+                first = False
+                yield bytes(waiting)
+                waiting.clear()
+    finally:
+        _filling.discard(mine)
     if waiting:
         yield bytes(waiting)
+
+
+_filling: set[object] = set()  # the batches of this process that fill
 
 
 def _digests(request: Request) -> list[str]:

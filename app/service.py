@@ -9,6 +9,7 @@ from fastapi import Depends, Request
 from sqlalchemy.exc import DBAPIError
 
 from app.fetching import FetchPolicy
+from grasp_core.errors import GraspError
 from registry.bell import open_bell
 from registry.blobs import BlobDamaged, BlobMissing, BlobStore
 from registry.damage import note_problem, problem_of
@@ -19,8 +20,16 @@ from registry.settings import Settings
 from registry.storage import open_store
 from registry.tables import utc_now
 
+MAX_WAITING = 16  # a megabyte each
+
 T = TypeVar("T")
 Args = TypeVarTuple("Args")
+
+
+class Busy(GraspError):
+    """Refused, though not for what it is."""
+
+    code = "unavailable"
 
 
 class Turns:
@@ -32,6 +41,18 @@ class Turns:
 
     def __init__(self) -> None:
         self._long, self._short = CapacityLimiter(1), CapacityLimiter(4)
+        self._waiting = 0
+
+    @contextmanager
+    def room(self) -> Iterator[None]:
+        """For something large that waits for its turn. Raises Busy where many do."""
+        if self._waiting >= MAX_WAITING:
+            raise Busy("too many large requests at once", hint="try again in a while")
+        self._waiting += 1
+        try:
+            yield
+        finally:
+            self._waiting -= 1
 
     async def run(self, takes_long: bool, do: Callable[[*Args], T], *args: *Args) -> T:
         limiter = self._long if takes_long else self._short

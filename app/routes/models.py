@@ -1,5 +1,6 @@
 """Models: one lineage of merged versions each."""
 
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -67,7 +68,7 @@ async def create_model(request: Request, service: ServiceDep, once: OnceDep) -> 
     """
     request_id = request.state.request_id
     if not is_type(request, "multipart/form-data"):
-        fields = validated(ModelCreate, await read_json(request))
+        fields = await read_json(request, service, partial(validated, ModelCreate))
         return await run_in_threadpool(_create, service, once, fields, request_id)
 
     async def begin(values: dict[str, Any], filename: str) -> CheckpointInspector:

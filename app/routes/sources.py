@@ -104,15 +104,18 @@ class Offer:
     async def receive(self, request: Request) -> JSONResponse | None:
         """Take the bytes; or find the answer that was given before, to an upload that is gone."""
         if is_type(request, "application/json"):
-            self.reception.fields.update(await read_json(request))
-            return await self._receive_from_elsewhere()
+            fields = await read_json(request, self.service, self._add_fields)
+            return await self._receive_from_elsewhere(fields)
         await self.reception.receive(request)
         if self._inspector is None:
             raise Unusable("no file was sent", hint="send the checkpoint in a part named file")
         return None
 
-    async def _receive_from_elsewhere(self) -> JSONResponse | None:
-        fields = validated(SourceFields, self.reception.fields)
+    def _add_fields(self, found: dict[str, Any]) -> SourceFields:
+        self.reception.fields.update(found)
+        return validated(SourceFields, self.reception.fields)
+
+    async def _receive_from_elsewhere(self, fields: SourceFields) -> JSONResponse | None:
         require_one_place(fields.uri, fields.upload)
         if fields.upload is not None:
             before = await run_in_threadpool(self._replay, fields)

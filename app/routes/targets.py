@@ -77,8 +77,12 @@ async def create_target(
     values = {key: value for key, value in given.items() if value is not None}
     request_id = request.state.request_id
     if is_type(request, "application/json"):
-        values |= await read_json(request)
-        fields = validated(TargetFields, values)
+
+        def add(found: dict[str, Any]) -> TargetFields:
+            values.update(found)
+            return validated(TargetFields, values)
+
+        fields = await read_json(request, service, add)
         require_one_place(fields.uri, fields.upload)
         if fields.uri is not None and fields.uri.startswith("file:"):
             if fields.sha256 is not None:

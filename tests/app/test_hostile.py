@@ -2,11 +2,13 @@
 
 import json
 from base64 import b64encode
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
 from app.errors import MAX_LISTED
+from app.service import MAX_WAITING
 from tests.app.world import World, checkpoint
 
 DEEP = "[" * 5000
@@ -88,6 +90,49 @@ def test_a_checkpoint_that_differs_in_thousands_of_tensors_gets_a_short_answer(
     listed = problem["mismatches"]["unexpected"]
     assert listed == names[: len(listed)]
     assert problem["mismatches"]["more"] == {"unexpected": 20_000 - len(listed)}
+
+
+LONG = "x" * 60_000
+LONG_WORDS: dict[str, dict[str, Any]] = {
+    "a field": {"json": MODEL | {LONG * 10: 1}},
+    "fields": {"json": MODEL | {f"{n}{LONG}": 1 for n in range(15)}},
+    "a value": {"json": MODEL | {"name": LONG * 10}},
+    "form fields": {"files": {f"{n}{LONG[:8000]}": (None, "1") for n in range(60)}},
+    "a digest": {"headers": {"Repr-Digest": f"sha-256=:{LONG}"}, "files": {"file": checkpoint()}},
+}
+
+
+@pytest.mark.parametrize("request_", LONG_WORDS.values(), ids=LONG_WORDS)
+def test_long_words_get_a_short_answer(world: World, request_: dict[str, Any]) -> None:
+    answer = world.client.post("/models", **request_)
+
+    assert answer.status_code in (400, 422)
+    assert len(answer.content) < 20_000
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"name": "' + b"x" * 2**20, b'{"merge": {' + b'"":1,' * 30_000 + b'"a":1}}']
+)
+def test_json_that_is_too_large(world: World, body: bytes) -> None:
+    headers = {"Content-Type": "application/json"}
+
+    answer = world.client.post("/models", content=body, headers=headers)
+
+    assert (answer.status_code, answer.json()["code"]) == (413, "too_large")
+
+
+def test_large_json_is_refused_while_much_of_it_waits(world: World) -> None:
+    turns = world.app.state.service.turns
+    large = MODEL | {"classes": ["x" * 100 + str(number) for number in range(1000)]}
+    with ExitStack() as others:
+        for _ in range(MAX_WAITING):
+            others.enter_context(turns.room())
+        answer, small = (world.client.post("/models", json=body) for body in (large, MODEL))
+
+    assert (answer.status_code, answer.json()["code"]) == (503, "unavailable")
+    assert "retry-after" in answer.headers
+    assert small.status_code == 201
+    assert world.client.post("/models", json=large | {"name": "b"}).status_code != 503
 
 
 def test_how_many_mistakes_are_not_listed(world: World) -> None:

@@ -2,9 +2,11 @@
 
 import asyncio
 import threading
+from collections.abc import AsyncIterator
 
 import pytest
 
+from app.receiving import BATCH, BATCHES, batched
 from app.service import Turns
 
 
@@ -28,3 +30,23 @@ def test_few_are_at_work_at_once(takes_long: bool, most: int) -> None:
 
     assert asyncio.run(all_at_once()) == list(range(20))
     assert max(seen) <= most
+
+
+def test_the_more_uploads_the_smaller_what_each_holds() -> None:
+    async def endless() -> AsyncIterator[bytes]:
+        while True:
+            yield bytes(100_000)
+
+    async def largest(count: int) -> int:
+        filling = [batched(endless()) for _ in range(count)]
+        for batches in filling:
+            await anext(batches)  # the first comes as it is
+        sizes = [len(await anext(batches)) for batches in filling]
+        for batches in filling:
+            await batches.aclose()  # type: ignore[attr-defined]
+        return max(sizes)
+
+    alone, many, alone_again = (asyncio.run(largest(count)) for count in (1, 256, 1))
+
+    assert alone == alone_again >= BATCH
+    assert many <= BATCHES // 256 + 100_000
