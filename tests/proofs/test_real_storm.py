@@ -32,12 +32,12 @@ from tests.worker.waiting import until
 REAL_WORKER = (sys.executable, "-m", "worker")
 MERGE = {
     "alignment_batches": 4,
-    "refine": {"epochs": 12, "lr": 1e-3},  # so long that a fault hits the fold it waited for
+    "refine": {"epochs": 8, "lr": 1e-3},  # so long that a fault hits the fold it waited for
     "gate": {"max_drop": 1.0},  # every source counts: it is bytes that are compared
 }
 FAULTS = {"child": 3, "worker": 2, "api": 1, "broker": 1, "postmaster": 1, "backend": 1, "flush": 2}
 SET_UP = 3  # jobs before the first fold: a validation, two preparations
-PAUSE_S = 1.0  # at most, from the moment at which a fold is under way
+PAUSE_S = 0.7  # at most, from the moment at which a fold is under way
 SEED = int(os.environ.get("STORM_SEED", random.randrange(2**32)))
 
 

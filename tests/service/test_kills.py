@@ -24,7 +24,7 @@ from tests.service.harness import WORKER, Harness, Process
 from tests.service.place import Place, codes
 from tests.worker.waiting import is_gone, until
 
-KILLS = {"child": 30, "worker": 15, "api": 5}  # 50, the more of those that start quickly
+KILLS = {"child": 18, "worker": 8, "api": 4}  # 30, the more of those that start quickly
 MODELS = 3
 BACKLOG = 4  # jobs that wait or run, so that a kill hits something
 PAUSE_S = 0.4  # at most, between two kills
@@ -95,7 +95,7 @@ def kill_api(harness: Harness, chance: random.Random) -> None:
     harness.restart_api()
 
 
-def test_fifty_kills_lose_nothing_and_double_nothing(home: Path) -> None:
+def test_thirty_kills_lose_nothing_and_double_nothing(home: Path) -> None:
     print(f"KILLS_SEED={SEED}")
     chance = random.Random(SEED)
     plan = [kind for kind, count in KILLS.items() for _ in range(count)]
