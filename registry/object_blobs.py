@@ -172,16 +172,15 @@ class ObjectBlobStore:
         yield from self._all_generations()
 
     def verify(self, sha256: str) -> None:
-        """Every generation. Raises BlobDamaged if one of them is."""
+        """The newest generation, which is the one that stays."""
         generations = self._generations(sha256)
         if not generations:
             raise missing(sha256)
-        for generation in generations:
-            digest = hashlib.sha256()
-            for piece in self._read(generation):
-                digest.update(piece)
-            if digest.hexdigest() != sha256:
-                refuse_damaged(sha256, digest.hexdigest())
+        digest = hashlib.sha256()
+        for piece in self._read(generations[0]):
+            digest.update(piece)
+        if digest.hexdigest() != sha256:
+            refuse_damaged(sha256, digest.hexdigest())
 
     def drop_copy(self, sha256: str) -> bool:
         self._cache.drop(sha256)
