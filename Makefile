@@ -77,7 +77,7 @@ bench: $(READY) ## Measure folds, uploads, downloads, the API's start and follow
 	@set -e; for script in bench/fold_memory.py bench/fold_speed.py; do \
 		echo "== $$script"; $(BIN)/python $$script $(if $(DATA),--data "$(DATA)"); done; \
 	for script in bench/upload_speed.py bench/download_speed.py bench/api_start.py \
-		bench/followers.py; do \
+		bench/followers.py bench/verify_cost.py; do \
 		echo "== $$script"; $(BIN)/python $$script; done
 
 .PHONY: format

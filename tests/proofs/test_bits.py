@@ -1,24 +1,30 @@
-"""Bits that flip in the object store: each is found by `grasp admin scrub`, and none is sent."""
+"""Bits that flip in the object store: each is found by scrub, and none is sent or folded in."""
 
 import os
 import random
+import shutil
+import signal
 import subprocess
 from typing import Any
 
+from sqlalchemy import delete
+
 from registry.scrub import scrub
 from registry.storage import open_store
+from registry.tables import BlobProblem
 from tests.buckets import Bucket
 from tests.proofs.cluster import Cluster
 from tests.proofs.conftest import MakeCluster
 from tests.service.fake_folds import checkpoint
 from tests.service.harness import GRASP, environment
+from tests.worker.waiting import until
 
 SOURCES = 2
 BITS = 5  # of each blob, one at a time
 SEED = int(os.environ.get("BITS_SEED", random.randrange(2**32)))
 
 
-def test_a_flipped_bit_of_any_blob_is_found_and_never_sent(
+def test_a_flipped_bit_of_any_blob_is_found_and_never_sent_or_folded_in(
     make_cluster: MakeCluster, stored: Bucket, bucket: dict[str, Any]
 ) -> None:
     print(f"BITS_SEED={SEED}")
@@ -39,9 +45,14 @@ def test_a_flipped_bit_of_any_blob_is_found_and_never_sent(
                     assert (answer.status_code, answer.json()["code"]) == (500, "blob_damaged")
 
         assert command(cluster) == (1, bad)  # the last bit of each is still wrong
+        waiting = offer_to_a_new_machine(cluster)
+        refused = cluster.https[0].post("/models/model-0/rollback", json={"version": 1})
+        assert (refused.status_code, refused.json()["code"]) == (409, "blob_damaged")
         for key, data in sound.items():
             stored.put(key, data)
         assert command(cluster) == (0, set())
+        assert cluster.client.ended(waiting)["status"] == "succeeded"
+        assert cluster.failures() == {}
         downloads = {cluster.https[0].get(url).content for url in versions.values()}
         assert downloads <= set(sound.values())
 
@@ -55,6 +66,27 @@ def fold_some(cluster: Cluster) -> dict[str, str]:
         assert cluster.client.ended(job)["status"] == "succeeded"
     versions = cluster.client.versions(model)
     return {v["sha256"]: f"/models/{model}/versions/{v['number']}" for v in versions}
+
+
+def offer_to_a_new_machine(cluster: Cluster) -> str:
+    """A source for a worker that has no copies and was told nothing; it waits, and this is why."""
+    cluster.workers[0].send(signal.SIGKILL)
+    cluster.workers[0].wait()
+    shutil.rmtree(cluster.folder / "worker0" / "blob_cache")
+    with cluster.database.write() as session:
+        session.execute(delete(BlobProblem))
+    data = checkpoint("one more", ticks=1)
+    job = str(cluster.client.offer("model-0", "one more", data)["job"]["id"])
+    cluster.restart_worker(0)
+    until(lambda: cluster.job(job).error is not None)
+    found = cluster.job(job)
+    assert (found.status, found.attempts, (found.error or {})["code"]) == (
+        "queued",
+        0,
+        "blob_damaged",
+    )
+    assert len(cluster.client.versions("model-0")) == SOURCES
+    return job
 
 
 def flipped(data: bytes, bit: int) -> bytes:
