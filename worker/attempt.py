@@ -32,7 +32,7 @@ from registry.integrity import Verifier
 from registry.logs import Trouble, get_log
 from registry.queue import Lease
 from registry.settings import Settings
-from registry.tables import Job, utc_now
+from registry.tables import utc_now
 from registry.transitions import CANCELLED, Failure
 from registry.versions import StaleBase
 from registry.workers import see_worker
@@ -72,7 +72,6 @@ class Attempt:
     _looked: float = 0.0
     _stage: str | None = None
     _unwritten: Progressed | None = None
-    _trial: bool = False  # publishes nothing
     _files: dict[Path, Input] = field(default_factory=dict)  # what the child reads
     _trouble: Trouble = field(default_factory=lambda: Trouble(log))
 
@@ -131,7 +130,6 @@ class Attempt:
 
     def _plan(self) -> Plan:
         with self.database.read() as session:
-            self._trial = session.get_one(Job, self.lease.job_id).kind == "dry_run"
             return self.plan(session, self.lease, self.settings)
 
     def _fetch(self, plan: Plan) -> Task:
@@ -268,10 +266,10 @@ class Attempt:
             log.warning("the source's bytes are left for later", error=str(error))
 
     def _store(self, task: Task, result: Result) -> Blob | None:
-        """Weights become a blob before anything refers to them; those of a trial never."""
+        """Weights become a blob before anything refers to them; those of a dry run never."""
         if not isinstance(task, FoldSource) or not isinstance(result, Folded):
             return None
-        if result.sha256 is None or self._trial:
+        if result.sha256 is None or task.dry_run:
             return None
         return self.store.adopt(task.output, result.sha256)
 

@@ -94,6 +94,7 @@ def plan(session: Session, lease: Lease, settings: Settings) -> Plan:
         cache_dir=cache,
         work_dir=folder,
         output=folder / OUTPUT,
+        dry_run=job.kind == "dry_run",
     )
     return _on_target(target, fold, **({"merged": merged} if merged else {}), source=source)
 
@@ -132,7 +133,7 @@ def _record_fold(
         blob=blob,
         reason=folded.reason,
     )
-    if session.get_one(Job, lease.job_id).kind == "dry_run":
+    if task.dry_run:
         record_trial(session, lease, result, now)
     elif folded.outcome == "accepted":
         publish(session, lease, result, now)

@@ -178,6 +178,7 @@ class FoldSource:
     cache_dir: Path
     work_dir: Path
     output: Path
+    dry_run: bool = False  # only measured: whatever comes of it is not published
 
     def run(self, report: Report) -> Folded:
         """Raises CheckpointError for a file that is no such model, and what else `fold` raises."""

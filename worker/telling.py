@@ -152,10 +152,9 @@ class Account:
         self._span.fail(LeaseLost.code)
 
     def _folded(self, task: FoldSource, folded: Folded) -> None:
-        if self._kind in ("fold", "dry_run"):
-            self.tally.count_fold(self._kind, folded)
+        self.tally.count_fold("dry_run" if task.dry_run else "fold", folded)
         self._span.set({"grasp.outcome": folded.outcome})
-        accepted, trial = folded.outcome == "accepted", self._kind == "dry_run"
+        accepted, trial = folded.outcome == "accepted", task.dry_run
         self._end(
             "succeeded" if accepted or trial else "rejected",
             outcome=folded.outcome if trial else None,

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,13 @@ from tests.service.fake_folds import (
     BAD_TARGET,
     chain,
     checkpoint,
+    fake_plan,
     merge,
 )
 from tests.service.place import Place, codes
 from tests.worker.waiting import is_gone, until
-from worker.loop import NO_ROOM_S
+from worker.loop import NO_ROOM_S, Worker
+from worker.tasks import FoldSource, Task
 
 ENDLESS = 10**6  # ticks
 A_WHILE = 50  # ticks: long enough for something to happen meanwhile
@@ -284,6 +287,23 @@ def test_a_dry_run_publishes_nothing_and_leaves_nothing(place: Place) -> None:
     assert place.versions(model) == []
     assert place.blobs() == set()
     assert place.work() == []
+
+
+def test_whether_it_is_a_dry_run_is_the_plans_to_say(place: Place) -> None:
+    def plan_dry(*given: Any) -> Task:
+        task = fake_plan(*given)
+        return replace(task, dry_run=True) if isinstance(task, FoldSource) else task
+
+    model = place.ready_model()
+    job = place.offer(model, checkpoint("a"))
+
+    worker = Worker(place.settings, plan=plan_dry, warm=False)
+    worker.drain()
+    worker.close()
+
+    assert place.job(job).status == "succeeded"
+    assert place.versions(model) == []
+    assert not place.blobs() & set(chain([checkpoint("a")]))
 
 
 @pytest.mark.parametrize("keep", [False, True])
