@@ -9,6 +9,7 @@ GraspError (grasp_core.errors)
     │   ├── NoVersion            nothing is merged yet
     │   ├── BytesGone            the bytes were deleted, on purpose, after use
     │   ├── BadVersion           the weights of a version are damaged or missing
+    │   ├── StaleBase            the model went on to another version while a fold ran
     │   ├── OffsetMismatch       bytes that do not continue an upload
     │   ├── UploadUnfinished     bytes of an upload are missing
     │   └── KeyReused            an Idempotency-Key came with another request
@@ -53,6 +54,10 @@ class BadVersion(Conflict):
     def __init__(self, message: str, *, code: str, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
         self.code = code
+
+
+class StaleBase(Conflict):
+    code = "stale_base"
 
 
 class OffsetMismatch(Conflict):

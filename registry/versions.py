@@ -9,16 +9,10 @@ from sqlalchemy.orm import Session
 
 from registry.blobs import Blob
 from registry.damage import forget_problems
-from registry.errors import BytesGone, LeaseLost, NotFound, NoVersion
+from registry.errors import BytesGone, NotFound, NoVersion, StaleBase
 from registry.queue import Lease, close, hold, lock_queue, ring_waiting
 from registry.tables import Job, Model, Source, Version
 from registry.transitions import change
-
-
-class StaleBase(LeaseLost):
-    """The model went on to another version while this fold ran: it must be folded again."""
-
-    code = "stale_base"
 
 
 @dataclass(frozen=True)

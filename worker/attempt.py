@@ -27,14 +27,13 @@ from registry.damage import (
     note_problem,
 )
 from registry.database import Database, explain
-from registry.errors import LeaseLost
+from registry.errors import LeaseLost, StaleBase
 from registry.integrity import Verifier
 from registry.logs import Trouble, get_log
 from registry.queue import Lease
 from registry.settings import Settings
 from registry.tables import utc_now
 from registry.transitions import CANCELLED, Failure
-from registry.versions import StaleBase
 from registry.workers import see_worker
 from worker.child import Child, Nursery
 from worker.messages import Failed, Finished, Last, Progressed, Stopped

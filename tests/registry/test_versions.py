@@ -7,9 +7,8 @@ import pytest
 from sqlalchemy import select
 
 from registry import versions
-from registry.errors import BytesGone, NotFound, NoVersion
+from registry.errors import BytesGone, LeaseLost, NotFound, NoVersion, StaleBase
 from registry.tables import Model, Version
-from registry.versions import StaleBase
 from tests.registry.conftest import World, blob
 
 
@@ -51,10 +50,12 @@ def test_a_fold_into_a_version_that_is_no_longer_the_newest_is_stale(world: Worl
     world.rollback(model, 1)
     before = world.rows()
 
-    with pytest.raises(StaleBase):
+    with pytest.raises(StaleBase) as found:
         world.publish(lease, 1, "weights")
 
     assert world.rows() == before
+    assert not isinstance(found.value, LeaseLost)
+    world.hold(lease)  # it is still its own
     world.hand_back(lease)  # and folded again
     assert world.publish(world.lease_of(job), 2, "weights") == 3
 
