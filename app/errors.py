@@ -23,7 +23,7 @@ from starlette.routing import Match
 
 from app.downloads import RangeNotSatisfiable
 from grasp_core.config import plain_words
-from grasp_core.errors import CheckpointMismatch, GraspError
+from grasp_core.errors import GraspError
 from grasp_core.manifest import shorten
 from registry.database import explain
 from registry.errors import Conflict
@@ -67,7 +67,6 @@ METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 CODES = {404: "not_found", 405: "method_not_allowed", 400: "invalid_json", 413: "too_large"}
 RETRY_SECONDS = 5
 MAX_LISTED = 50  # wrong values; whoever sends thousands makes one mistake
-MAX_CHARACTERS = 2000  # of the names of tensors in an answer, for each way in which they differ
 MAX_SHOWN = 300  # characters of where one is, and of what is wrong with it
 MAX_DETAIL = 6000  # characters: names that a stranger chose can have megabytes
 CHECKSUM_MISMATCH = 460  # of tus alone: no RFC knows it
@@ -77,6 +76,11 @@ NO_SUCH_TABLE_OR_COLUMN = ("42P01", "42703")  # as PostgreSQL says it
 class FieldError(BaseModel):
     where: str = Field(description="Path of the value, such as body.merge.tau.")
     message: str
+
+
+class Missing(BaseModel):
+    kind: str = Field(description="model, target, source, job or upload.")
+    name: str = Field(description="The name or id that was asked for.")
 
 
 class Problem(BaseModel):
@@ -97,6 +101,15 @@ class Problem(BaseModel):
         description="How a checkpoint differs from its model, by tensor name; `more` counts those"
         " that are left out.",
     )
+    file: str | None = Field(None, description="With mismatches: the checkpoint's name.")
+    architecture: str | None = Field(None, description="With mismatches: the model's.")
+    only_head: bool | None = Field(
+        None, description="With mismatches: `classes`, the names of its outputs, would mend them."
+    )
+    convertible: bool | None = Field(
+        None, description="With `invalid_checkpoint`: `grasp convert` can make safetensors of it."
+    )
+    missing: Missing | None = Field(None, description="With `not_found`: what there is none of.")
 
 
 class TooLarge(GraspError):
@@ -180,11 +193,8 @@ async def _on_grasp_error(_request: Request, error: Exception) -> JSONResponse:
     status = STATUS.get(error.code, 409 if isinstance(error, Conflict) else 500)
     if status == 500:
         get_log(__name__).error("unexpected error", code=error.code, exc_info=error)
-    extra: dict[str, Any] = {"hint": error.hint}
-    if isinstance(error, CheckpointMismatch):
-        listed, more = error.mismatches.within(MAX_CHARACTERS)
-        extra["mismatches"] = listed._asdict() | ({"more": more} if more else {})
-    return problem(status, error.code, error.message, headers=_headers(error, status), **extra)
+    said = {"hint": error.hint, **error.fields()}
+    return problem(status, error.code, error.message, headers=_headers(error, status), **said)
 
 
 def _headers(error: GraspError, status: int) -> dict[str, str] | None:

@@ -54,6 +54,7 @@ class Refused(GraspError):
     def __init__(self, status: int, problem: Mapping[str, Any], retry_after: float | None) -> None:
         super().__init__(problem["detail"], hint=problem.get("hint"))
         self.status = status
+        self.problem = problem  # with what only some codes have: docs/reference/http.md, Problem
         self.code = problem["code"]
         self.detail: str = problem["detail"]
         self.request_id: str | None = problem.get("request_id")

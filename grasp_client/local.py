@@ -13,7 +13,6 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from grasp_client.errors import GraspError, refusal
-from grasp_core.errors import CheckpointMismatch
 from grasp_core.errors import GraspError as CoreError
 
 if TYPE_CHECKING:
@@ -73,10 +72,9 @@ def needing(extras: str, work: str) -> Iterator[None]:
     try:
         yield
     except CoreError as error:
-        problem: dict[str, Any] = {"code": error.code, "detail": error.message, "hint": error.hint}
-        if isinstance(error, CheckpointMismatch):
-            problem["mismatches"] = json.loads(json.dumps(error.mismatches._asdict()))
-        raise refusal(422, problem) from error
+        fields = json.loads(json.dumps(error.fields()))  # as they come from a server
+        said = {"code": error.code, "detail": error.message, "hint": error.hint}
+        raise refusal(422, said | fields) from error
     except ImportError as error:
         raise GraspError(
             f"{work} needs {str(error.name).partition('.')[0]}, which is not installed here",

@@ -15,10 +15,12 @@ Each class has a stable `code`, which the service stores on the job and puts int
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from grasp_core.manifest import Mismatches
+
+MAX_CHARACTERS = 2000  # of the names of tensors in an answer, for each way in which they differ
 
 
 class GraspError(Exception):
@@ -33,6 +35,10 @@ class GraspError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message} ({self.hint})" if self.hint else self.message
+
+    def fields(self) -> dict[str, Any]:
+        """What a program can act on beside `code`: members of the service's problem+json."""
+        return {}
 
     def __reduce__(self) -> tuple[object, ...]:
         # Keyword-only arguments and subclass state survive the way back from a child process.
@@ -62,14 +68,39 @@ class ArchitectureError(GraspError):
 
 class CheckpointError(GraspError):
     code = "invalid_checkpoint"
+    convertible = False  # a file of torch, which `convert_checkpoint` reads
+
+    def fields(self) -> dict[str, Any]:
+        return {"convertible": True} if self.convertible else {}
 
 
 class CheckpointMismatch(CheckpointError):
     code = "checkpoint_mismatch"
 
-    def __init__(self, message: str, *, hint: str, mismatches: Mismatches) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str,
+        mismatches: Mismatches,
+        file: str,
+        architecture: str,
+        only_head: bool,
+    ) -> None:
         super().__init__(message, hint=hint)
         self.mismatches = mismatches
+        self.file = file
+        self.architecture = architecture
+        self.only_head = only_head  # the class names of its outputs would make it fit
+
+    def fields(self) -> dict[str, Any]:
+        listed, more = self.mismatches.within(MAX_CHARACTERS)
+        return {
+            "mismatches": listed._asdict() | ({"more": more} if more else {}),
+            "file": self.file,
+            "architecture": self.architecture,
+            "only_head": self.only_head,
+        }
 
 
 class TargetError(GraspError):

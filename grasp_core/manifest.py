@@ -11,6 +11,8 @@ from grasp_core.errors import CheckpointMismatch
 
 SHOWN = 10  # names per kind of mismatch in a message; the error's attributes have them all
 SHOWN_CHARACTERS = 100  # of each of them
+NAME_CLASSES = "only the head differs: give the source's class names, in the order of its outputs"
+TRAIN_AS = "make sure that the checkpoint was trained as timm's {}"
 FLOATS = frozenset({"F16", "BF16", "F32", "F64"})
 
 
@@ -116,11 +118,19 @@ class Manifest(Frozen):
         """Raise CheckpointMismatch, with every difference, unless the file `name` fits."""
         mismatches = self.compare(found, classes)
         if mismatches:
+            only_head = self._is_head_alone(mismatches)
             raise CheckpointMismatch(
                 f"{name} is not a {self.architecture} checkpoint: {mismatches.describe()}",
-                hint=_hint(mismatches, self),
+                hint=NAME_CLASSES if only_head else TRAIN_AS.format(self.architecture),
                 mismatches=mismatches,
+                file=name,
+                architecture=self.architecture,
+                only_head=only_head,
             )
+
+    def _is_head_alone(self, mismatches: Mismatches) -> bool:
+        others = (mismatches.missing, mismatches.unexpected, mismatches.wrong_dtype)
+        return set(mismatches.wrong_shape) <= self.heads() and not any(others)
 
 
 def _optional(name: str) -> bool:
@@ -140,11 +150,3 @@ def _shortened(names: list[str]) -> str:
 
 def shorten(text: str, characters: int) -> str:
     return text if len(text) <= characters else f"{text[: characters - 1]}…"
-
-
-def _hint(mismatches: Mismatches, manifest: Manifest) -> str:
-    if set(mismatches.wrong_shape) <= manifest.heads() and not any(
-        (mismatches.missing, mismatches.unexpected, mismatches.wrong_dtype)
-    ):
-        return "only the head differs: give the source's class names, in the order of its outputs"
-    return f"make sure that the checkpoint was trained as timm's {manifest.architecture}"

@@ -17,6 +17,8 @@ GraspError (grasp_core.errors)
     └── LeaseLost            a worker's claim on a queue is over; nothing it did may count
 """
 
+from typing import Any
+
 from grasp_core.errors import GraspError
 
 
@@ -25,7 +27,24 @@ class RegistryError(GraspError):
 
 
 class NotFound(RegistryError):
+    """`kind` and `name` say what was asked for, where it has a name or an id."""
+
     code = "not_found"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str | None = None,
+        kind: str | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.kind = kind
+        self.name = name
+
+    def fields(self) -> dict[str, Any]:
+        return {"missing": {"kind": self.kind, "name": self.name}} if self.kind else {}
 
 
 class Conflict(RegistryError):

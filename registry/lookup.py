@@ -66,6 +66,9 @@ def _one(
     if row is None:
         word = WORDS[table]
         raise NotFound(
-            f"there is no {word} {reference!r}", hint=f"GET /{word}s lists those you can see"
+            f"there is no {word} {reference!r}",
+            hint=f"GET /{word}s lists those you can see",
+            kind=word,
+            name=reference,
         )
     return row

@@ -185,6 +185,7 @@ class HeaderReader:
 
     def _error(self, message: str, hint: str) -> CheckpointError:
         self._failure = CheckpointError(f"{self._name} {message}", hint=hint)
+        self._failure.convertible = hint is CONVERT
         return self._failure
 
 

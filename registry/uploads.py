@@ -125,4 +125,6 @@ def _gone(upload_id: str) -> NotFound:
         f"there is no upload {upload_id!r}",
         hint="if there was one, it was made a source or a target, deleted, or has expired: "
         "GET /uploads lists those you have",
+        kind="upload",
+        name=upload_id,
     )

@@ -22,18 +22,16 @@ if TYPE_CHECKING:
 
 SHOWN = 3  # tensors of each kind of difference
 PLACE = re.compile(r"^(body|query|path)(\.|$)")  # where in the request a value was
-NO_SUCH = re.compile(r"there is no (model|target|source|job) '(.*)'")
 
 
 def explain(error: GraspError, grasp: Grasp | None) -> tuple[str, str | None]:
     """A message, and what to do about it."""
     match error:
-        case NotFound():
-            return error.message, _nearest(error, grasp) or error.hint
+        case NotFound(problem={"missing": {"kind": str(kind), "name": str(name)}}) if grasp:
+            return error.message, _nearest(kind, name, grasp)
         case CheckpointMismatch():
-            hint = _about_classes(error) if grasp else error.hint
-            return _differences(error.message, error.mismatches), hint
-        case Invalid(code="invalid_checkpoint", hint=str(hint)) if "grasp push" in hint:
+            return _differences(error), _about_classes(error) if grasp else error.hint
+        case Invalid(problem={"convertible": True}):
             return error.message, "if torch.save wrote it, `grasp convert` makes safetensors of it"
         case NotAllowed(status=401):
             return error.message, "give a key with --key or GRASP_KEY; an administrator makes one"
@@ -44,34 +42,31 @@ def explain(error: GraspError, grasp: Grasp | None) -> tuple[str, str | None]:
     return error.message, error.hint
 
 
-def _nearest(error: NotFound, grasp: Grasp | None) -> str | None:
-    found = NO_SUCH.search(error.message)
-    if found is None or grasp is None:
-        return None
-    word, name = found.groups()
-    known = _names(grasp, word)
+def _nearest(kind: str, name: str, grasp: Grasp) -> str:
+    known = _names(grasp, kind)
     close = get_close_matches(name, known, n=3, cutoff=0.5)
     if close:
         return f"did you mean {' or '.join(close)}?"
     if known:
         return f"there are {', '.join(known[:10])}"
-    return f"`grasp {word}s` lists those there are"
+    return f"`grasp {kind}s` lists those there are"
 
 
-def _names(grasp: Grasp, word: str) -> list[str]:
+def _names(grasp: Grasp, kind: str) -> list[str]:
     try:
-        if word == "model":
+        if kind == "model":
             return [model.name for model in grasp.models.list()]
-        return [target.name for target in grasp.targets.list()] if word == "target" else []
+        return [target.name for target in grasp.targets.list()] if kind == "target" else []
     except GraspError:
         return []
 
 
-def _differences(message: str, mismatches: Mapping[str, Any]) -> str:
+def _differences(error: CheckpointMismatch) -> str:
     """The first few tensors of every kind; the error's attributes have more."""
-    lines = [message.partition(": ")[0]]
-    left_out = mismatches.get("more", {})
-    for kind, found in mismatches.items():
+    file, architecture = (error.problem.get(key) for key in ("file", "architecture"))
+    lines = [f"{file} is not a {architecture} checkpoint" if file else error.message]
+    left_out = error.mismatches.get("more", {})
+    for kind, found in error.mismatches.items():
         if found and kind != "more":
             tensors = _tensors(found)
             count = len(tensors) + left_out.get(kind, 0)
@@ -88,9 +83,9 @@ def _tensors(found: Mapping[str, Any] | Sequence[str]) -> list[str]:
 
 def _about_classes(error: CheckpointMismatch) -> str | None:
     """Where only the head differs, the server asks for class names; here they are an option."""
-    if error.mismatches.get("missing") or error.mismatches.get("unexpected"):
+    if not error.problem.get("only_head"):
         return error.hint
-    return f"{error.hint}, as --classes A,B,C" if error.hint else None
+    return "only the head differs: name the source's classes, as --classes A,B,C"
 
 
 def _fields(error: Refused) -> list[str]:

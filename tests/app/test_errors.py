@@ -267,3 +267,14 @@ def test_a_client_that_leaves_in_the_middle_leaves_nothing(world: World) -> None
     with world.nothing_left():
         asyncio.run(app(scope, receive, send))
     assert sent == []
+
+
+def test_programs_are_told_in_fields_what_people_are_told_in_words(world: World) -> None:
+    missing = assert_problem(world.client.get("/models/faces"), 404, "not_found")
+    world.ready_model()
+    pickled = world.post_raw(b"\x80\x04" * 99)
+    other = world.post_raw(b"no weights" * 99)
+
+    assert missing["missing"] == {"kind": "model", "name": "faces"}
+    assert assert_problem(pickled, 422, "invalid_checkpoint")["convertible"] is True
+    assert "convertible" not in assert_problem(other, 422, "invalid_checkpoint")

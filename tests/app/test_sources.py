@@ -97,6 +97,9 @@ def test_every_mismatch_is_named_when_the_manifest_is_known(world: World, prepar
             "wrong_shape": {"stem.weight": [[4, 3], [4, 5]]},
             "wrong_dtype": {},
         }
+        assert problem["architecture"] == "tiny"
+        assert problem["file"]
+        assert problem["only_head"] is False
 
 
 def test_other_classes_need_other_heads(world: World) -> None:
@@ -108,6 +111,7 @@ def test_other_classes_need_other_heads(world: World) -> None:
 
     assert without.status_code == 422
     assert "class names" in without.json()["hint"]
+    assert without.json()["only_head"] is True
     assert named.status_code == 202
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -83,12 +84,13 @@ def test_preprocessing_must_be_possible(values: dict[str, object], message: str)
 def test_errors_cross_processes_whole() -> None:
     """A fold runs in a child process, and its error must come back as it was."""
     mismatches = Mismatches(["a"], [], {"b": ((1,), (2,))}, {})
-    error = CheckpointMismatch("does not fit", hint="look", mismatches=mismatches)
+    about: dict[str, Any] = {"file": "a.safetensors", "architecture": "tiny", "only_head": False}
+    error = CheckpointMismatch("does not fit", hint="look", mismatches=mismatches, **about)
 
     copy = pickle.loads(pickle.dumps(error))
 
     assert str(copy) == "does not fit (look)"
-    assert copy.mismatches == mismatches
+    assert copy.fields() == {"mismatches": mismatches._asdict(), **about}
     assert copy.code == "checkpoint_mismatch"
 
 
