@@ -144,30 +144,54 @@ def test_absolute_names_are_only_labels(tmp_path: Path, open_at: Any) -> None:
     assert (_total(target), target.classes) == (30, CLASSES)
 
 
-def test_links_and_devices_in_a_tar_are_passed_over(tmp_path: Path, open_at: Any) -> None:
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [
+        (tarfile.SYMTYPE, "a symbolic link"),
+        (tarfile.LNKTYPE, "a hard link"),
+        (tarfile.CHRTYPE, "a device"),
+        (tarfile.BLKTYPE, "a device"),
+        (tarfile.FIFOTYPE, "a named pipe"),
+        (tarfile.GNUTYPE_SPARSE, "a sparse file"),
+    ],
+)
+@pytest.mark.parametrize("write", [write_tar, write_shards])
+def test_what_is_no_plain_file_in_a_tar_is_refused_by_name(
+    tmp_path: Path, open_at: Any, kind: bytes, what: str, write: Callable[..., Path]
+) -> None:
     (tmp_path / "secret.png").write_bytes(png(pictures(1)[0].pixels))
-    path = write_tar(tmp_path / "d.tar", pictures(splits=(None,)))
-    with tarfile.open(path, "a") as archive:
-        for kind in (
-            tarfile.SYMTYPE,
-            tarfile.LNKTYPE,
-            tarfile.CHRTYPE,
-            tarfile.FIFOTYPE,
-            tarfile.GNUTYPE_SPARSE,  # a few bytes that claim to be a large file of zeros
-        ):
-            info = tarfile.TarInfo(f"one/kind-{kind.decode()}.png")
-            info.type, info.linkname = kind, str(tmp_path / "secret.png")
-            archive.addfile(info)
-    assert _total(open_at(path)) == 30
+    path = write(tmp_path / "d.tar", pictures(splits=(None,)))
+    shard = path if path.is_file() else min(path.glob("*.tar"))
+    with tarfile.open(shard, "a") as archive:
+        info = tarfile.TarInfo("one/other.png")
+        info.type, info.linkname = kind, str(tmp_path / "secret.png")
+        archive.addfile(info)
+
+    with pytest.raises(TargetError, match=rf"'one/other.png' in {shard.name} is {what}"):
+        open_at(path)
 
 
-def test_links_in_a_zip_are_passed_over(tmp_path: Path, open_at: Any) -> None:
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [
+        (stat.S_IFLNK, "a symbolic link"),
+        (stat.S_IFCHR, "a device"),
+        (stat.S_IFBLK, "a device"),
+        (stat.S_IFIFO, "a named pipe"),
+        (stat.S_IFSOCK, "a socket"),
+    ],
+)
+def test_what_is_no_plain_file_in_a_zip_is_refused_by_name(
+    tmp_path: Path, open_at: Any, kind: int, what: str
+) -> None:
     path = write_zip(tmp_path / "d.zip", pictures(splits=(None,)))
     with zipfile.ZipFile(path, "a") as archive:
         link = zipfile.ZipInfo("one/link.png")
-        link.external_attr = (stat.S_IFLNK | 0o777) << 16
+        link.external_attr = (kind | 0o777) << 16
         archive.writestr(link, "/etc/passwd")
-    assert _total(open_at(path)) == 30
+
+    with pytest.raises(TargetError, match=rf"'one/link.png' in d.zip is {what}"):
+        open_at(path)
 
 
 def test_an_empty_class_folder_in_an_archive_is_an_error(tmp_path: Path, open_at: Any) -> None:

@@ -1,7 +1,8 @@
 """Members of zip and tar archives, one by one, never written to disk.
 
-Names are labels here and nothing else: no path is ever made from one. Links and devices are
-passed over. What an archive unpacks to is held against the limits before it is unpacked.
+Names are labels here and nothing else: no path is ever made from one. What is neither a file nor a
+folder, such as a link or a device, is refused: its images would be missing. What an archive unpacks
+to is held against the limits before it is unpacked.
 """
 
 from __future__ import annotations
@@ -26,6 +27,20 @@ _EXTENDED = (
     tarfile.GNUTYPE_LONGNAME,
     tarfile.GNUTYPE_LONGLINK,
 )
+SPECIAL_IN_TAR = {
+    tarfile.SYMTYPE: "a symbolic link",
+    tarfile.LNKTYPE: "a hard link",
+    tarfile.CHRTYPE: "a device",
+    tarfile.BLKTYPE: "a device",
+    tarfile.FIFOTYPE: "a named pipe",
+}
+SPECIAL_IN_ZIP = {  # by the file type of Unix, which other systems leave 0
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+}
 
 
 class Member(NamedTuple):
@@ -61,7 +76,7 @@ def is_tar(path: Path) -> bool:
 
 
 def zip_members(path: Path, limits: Limits) -> Iterator[Member]:
-    """Raises TargetError if the archive is damaged, encrypted or over a limit."""
+    """Raises TargetError if the archive is damaged, encrypted, over a limit, or holds links."""
     try:
         with zipfile.ZipFile(path) as archive:
             infos = archive.infolist()
@@ -69,15 +84,16 @@ def zip_members(path: Path, limits: Limits) -> Iterator[Member]:
             for info in infos:
                 if info.flag_bits & 1:
                     raise TargetError(f"{info.filename} in {path.name} is encrypted")
-                if not stat.S_ISLNK(info.external_attr >> 16):
-                    read = partial(archive.read, info)
-                    yield Member(_plain(info.filename), info.file_size, info.is_dir(), read)
+                if special := SPECIAL_IN_ZIP.get(stat.S_IFMT(info.external_attr >> 16)):
+                    raise _special(info.filename, path, special)
+                read = partial(archive.read, info)
+                yield Member(_plain(info.filename), info.file_size, info.is_dir(), read)
     except DAMAGE as error:
         raise TargetError(f"{path.name} is no sound zip archive: {error}") from error
 
 
 def tar_members(path: Path, limits: Limits) -> Iterator[Member]:
-    """Raises TargetError if the archive is damaged or over a limit."""
+    """Raises TargetError if the archive is damaged, over a limit, or holds links or devices."""
     packed = path.stat().st_size
     try:
         with tarfile.open(path, tarinfo=_Header) as archive:
@@ -86,11 +102,21 @@ def tar_members(path: Path, limits: Limits) -> Iterator[Member]:
                 if info.size < 0:
                     raise TargetError(f"{info.name} in {path.name} has a negative size")
                 limits.check_bytes(info.offset_data + info.size, packed)
-                if info.isdir() or (info.isreg() and not info.issparse()):
-                    read = partial(_read_tar, archive, info)
-                    yield Member(_plain(info.name), info.size, info.isdir(), read)
+                if info.issparse():  # a few bytes may claim to be a large file of zeros
+                    raise _special(info.name, path, "a sparse file")
+                if not (info.isdir() or info.isreg()):
+                    raise _special(info.name, path, SPECIAL_IN_TAR.get(info.type, "no plain file"))
+                read = partial(_read_tar, archive, info)
+                yield Member(_plain(info.name), info.size, info.isdir(), read)
     except (*DAMAGE, RecursionError) as error:
         raise TargetError(f"{path.name} is no sound tar archive: {error}") from error
+
+
+def _special(name: str, archive: Path, what: str) -> TargetError:
+    return TargetError(
+        f"{name!r} in {archive.name} is {what}",
+        hint="pack plain files alone: tar with --dereference --hard-dereference, zip without -y",
+    )
 
 
 def _read_tar(archive: tarfile.TarFile, info: tarfile.TarInfo) -> bytes:
