@@ -27,7 +27,7 @@ from grasp_core.data.index import Index
 from grasp_core.data.sample import UInt8Array
 from grasp_core.files import sync_folder
 
-VERSION = 1  # of the files, and of how images are decoded
+VERSION = 2  # of the files, and of how images are decoded
 STALE_S = 24 * 3600  # no build pauses for a day between two images
 IMAGES, INDEX = "images.u8", "index.npz"
 Fill = Callable[[BinaryIO], Index]

@@ -9,8 +9,10 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from io import BytesIO
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from grasp_core.config import Interpolation, Preprocessing
@@ -112,14 +114,37 @@ def _open(content: bytes | UInt8Array) -> Image.Image:
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
-    """RGB of any mode: 16 bits keep the upper eight, transparency lies on black."""
-    if image.mode.startswith("I"):
-        levels = np.asarray(image).clip(0, 65535).astype(np.uint16) >> 8
-        return Image.fromarray(levels.astype(np.uint8)).convert("RGB")
+    """RGB of any mode: of 16 bits the upper eight, of floats 0 to 1 or 0 to 255, transparency on
+    black. Raises ValueError for integers and floats outside of these ranges: how bright they are
+    is not in the file."""
+    if image.mode == "F" or image.mode.startswith("I"):
+        levels = _levels_of_floats if image.mode == "F" else _levels_of_integers
+        return Image.fromarray(levels(np.asarray(image))).convert("RGB")
     if not image.has_transparency_data:
         return image.convert("RGB")
     black = Image.new("RGBA", image.size, (0, 0, 0, 255))
     return Image.alpha_composite(black, image.convert("RGBA")).convert("RGB")
+
+
+def _levels_of_integers(pixels: NDArray[np.int32]) -> UInt8Array:
+    """(h, w), 16 bits or more, as 8 bits."""
+    _require_range(pixels, 65535)
+    return (pixels >> 8).astype(np.uint8)
+
+
+def _levels_of_floats(pixels: NDArray[np.float32]) -> UInt8Array:
+    """(h, w) as 8 bits. None above 1 means that 1 is white: else it would be as good as black."""
+    _require_range(pixels, 255)
+    return np.rint(pixels * 255 if pixels.max() <= 1 else pixels).astype(np.uint8)
+
+
+def _require_range(pixels: NDArray[Any], most: int) -> None:
+    low, high = pixels.min(), pixels.max()  # both NaN, if any is
+    if not 0 <= low <= high <= most:
+        raise ValueError(
+            f"its values go from {low:g} to {high:g}, not from 0 to {most}: scale them first"
+            f"{' (or to 0 to 1)' if pixels.dtype.kind == 'f' else ''}"
+        )
 
 
 def _square(image: Image.Image, recipe: Recipe) -> Image.Image:

@@ -79,10 +79,40 @@ def test_sixteen_bits_keep_the_upper_eight() -> None:
     assert np.array_equal(decoded, np.repeat((levels >> 8).astype(np.uint8)[..., None], 3, axis=2))
 
 
-def test_thirty_two_bits_are_clipped_to_sixteen() -> None:
-    levels = np.array([[-5, 300], [65535, 10**6]], np.int32).repeat(8, 0).repeat(8, 1)
+def test_thirty_two_bits_that_fit_into_sixteen_are_taken_as_these() -> None:
+    levels = np.array([[0, 300], [65535, 255]], np.int32).repeat(8, 0).repeat(8, 1)
     decoded = decode(encoded(Image.fromarray(levels), "TIFF"), recipe())
-    assert decoded[::8, ::8, 0].tolist() == [[0, 1], [255, 255]]
+    assert decoded[::8, ::8, 0].tolist() == [[0, 1], [255, 0]]
+
+
+@pytest.mark.parametrize("white", [1.0, 255.0])
+def test_floats_go_from_black_to_white(photo: NDArray[np.uint8], white: float) -> None:
+    gray = photo[..., 0]
+    levels = (gray / 255.0 * white).astype(np.float32)
+
+    decoded = decode(encoded(Image.fromarray(levels), "TIFF"), recipe())
+
+    assert gray.max() > 200
+    assert np.array_equal(decoded, np.repeat(gray[..., None], 3, axis=2))
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "message"),
+    [
+        (-0.5, np.float32, "its values go from -0.5 to 0, not from 0 to 255"),
+        (256.0, np.float32, "its values go from 0 to 256, not from 0 to 255"),
+        (np.nan, np.float32, "its values go from nan to nan"),
+        (np.inf, np.float32, "its values go from 0 to inf"),
+        (-5, np.int32, "its values go from -5 to 0, not from 0 to 65535"),
+        (10**6, np.int32, r"its values go from 0 to 1e\+06, not from 0 to 65535"),
+    ],
+)
+def test_numbers_of_unknown_brightness_are_refused(value: float, kind: type, message: str) -> None:
+    levels: NDArray[Any] = np.zeros((16, 16), kind)
+    levels[3, 4] = value
+
+    with pytest.raises(ValueError, match=message):
+        decode(encoded(Image.fromarray(levels), "TIFF"), recipe())
 
 
 def test_palettes_become_colours(photo: NDArray[np.uint8]) -> None:
