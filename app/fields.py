@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from fastapi import Path, Query
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from grasp_core.config import FoldConfig
+from grasp_core.config import CONTROL, ClassName, FoldConfig
 from registry.lookup import MAX_PAGE
 
 ID_PREFIXES = ("tgt_", "mdl_", "src_", "job_", "key_", "wrk_", "upl_")
@@ -26,7 +26,7 @@ def _differ(classes: tuple[str, ...]) -> tuple[str, ...]:
 
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
-TEXT_PATTERN = r"^[^\x00-\x1f\x7f]+$"
+TEXT_PATTERN = rf"^[^{CONTROL}]+$"
 Name = Annotated[
     str,
     Field(pattern=NAME_PATTERN, description="Letters, digits, dot, dash and underscore."),
@@ -34,7 +34,7 @@ Name = Annotated[
 ]
 Text = Annotated[str, Field(min_length=1, max_length=200, pattern=TEXT_PATTERN)]
 Classes = Annotated[
-    tuple[Text, ...],
+    tuple[Annotated[ClassName, Field(min_length=1, max_length=200, pattern=TEXT_PATTERN)], ...],
     Field(min_length=1, max_length=100_000, fail_fast=True),
     AfterValidator(_differ),
 ]
@@ -50,6 +50,7 @@ UploadId = Annotated[str, Field(pattern=REFERENCE_PATTERN, description="Id of a 
 Reference = Annotated[str, Path(pattern=REFERENCE_PATTERN, description="An id or a name.")]
 Id = Annotated[str, Path(pattern=REFERENCE_PATTERN, description="An id.")]
 Number = Annotated[int, Path(ge=1, le=MAX_INT, description="A version's number.")]
+Code = Annotated[str, Query(pattern=r"^[a-z_]{1,50}$", examples=["worker_lost"])]
 RefFilter = Annotated[str | None, Query(pattern=REFERENCE_PATTERN, description="Only of this one.")]
 Limit = Annotated[int, Query(ge=1, le=MAX_PAGE, description="Items per page.")]
 Cursor = Annotated[

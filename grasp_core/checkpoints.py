@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from grasp_core.config import Frozen, Preprocessing
+from grasp_core.config import ClassName, Frozen, Preprocessing
 from grasp_core.errors import CheckpointError
 from grasp_core.files import atomic_write, sha256_file
 from grasp_core.manifest import Found
@@ -47,7 +47,7 @@ class CheckpointInfo(Frozen):
     """What a checkpoint says about itself. A foreign file may say nothing."""
 
     architecture: str | None = None
-    classes: tuple[str, ...] | None = None
+    classes: tuple[ClassName, ...] | None = None
     preprocessing: Preprocessing | None = None
     lineage: Lineage = Lineage(version=0)
     provenance: Provenance = Provenance()

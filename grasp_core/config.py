@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -16,6 +18,22 @@ from pydantic import (
     model_validator,
 )
 
+# Unicode's control characters and line separators: no part of a name that is shown in a line.
+CONTROL = r"\x00-\x1f\x7f-\x9f\u2028\u2029"
+NAME_SHOWN = 100  # characters of a name, in a message
+_NOT_TEXT = re.compile(rf"[{CONTROL}\ud800-\udfff]")  # half a surrogate pair is no character
+
+
+def require_text(name: str) -> str:
+    """The name of a class. Raises ValueError if it holds characters that no line can show."""
+    if found := _NOT_TEXT.search(name):
+        raise ValueError(
+            f"the class name {name[:NAME_SHOWN]!r} holds the control character {found[0]!r}"
+        )
+    return name
+
+
+ClassName = Annotated[str, AfterValidator(require_text)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Granularity = Literal["tensor", "channel", "element"]
 Mode = Literal["train", "eval"]
@@ -86,7 +104,9 @@ class ModelSpec(Frozen):
     """One architecture with its classes: what all versions of a model have in common."""
 
     architecture: str = Field(description="A timm model name, such as mobilevit_xxs.")
-    classes: tuple[str, ...] = Field(min_length=1, description="Names of the outputs, in order.")
+    classes: tuple[ClassName, ...] = Field(
+        min_length=1, description="Names of the outputs, in order."
+    )
     preprocessing: PreprocessingOverrides = PreprocessingOverrides()
 
     @model_validator(mode="after")

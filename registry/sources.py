@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from grasp_core.config import require_text
+from grasp_core.errors import CheckpointError
 from grasp_core.manifest import Manifest
 from registry.blobs import Blob
 from registry.damage import forget_problems
@@ -23,7 +25,7 @@ def check_fit(model: Model, header: Header, classes: Sequence[str] | None, name:
     """
     if model.manifest is None:
         return
-    known = classes or _own_classes(header)
+    known = classes or _own_classes(header, name)
     manifest = Manifest.model_validate(model.manifest)
     manifest.require(header.tensors, name=name, classes=len(known) if known else None)
 
@@ -113,10 +115,20 @@ def require_usable(model: Model) -> None:
         )
 
 
-def _own_classes(header: Header) -> list[str] | None:
-    """The class names that a checkpoint made by grasp_core says about itself."""
+def _own_classes(header: Header, name: str) -> list[str] | None:
+    """The class names that a checkpoint made by grasp_core says about itself.
+
+    Raises CheckpointError for names that no line can show.
+    """
     try:
         classes = json.loads(header.metadata.get("grasp", "{}")).get("classes")
     except (ValueError, AttributeError):
         return None
-    return classes if isinstance(classes, list) else None
+    if not isinstance(classes, list):
+        return None
+    try:
+        return [require_text(str(each)) for each in classes]
+    except ValueError as error:
+        raise CheckpointError(
+            f"{name}: {error}", hint="write it again, with other names in its metadata"
+        ) from error

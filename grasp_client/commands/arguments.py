@@ -64,15 +64,20 @@ Seed = Annotated[int | None, typer.Option(min=0, help="Of all random choices.")]
 
 
 def parse_classes(text: str | None) -> list[str] | None:
+    """As a list, or as JSON. Raises BadParameter, also for names that no line can show."""
+    from grasp_core.config import require_text
+
     if text is None:
         return None
-    if not text.lstrip().startswith("["):
-        return [name.strip() for name in text.split(",")]
     try:
-        names = json.loads(text)
+        as_json = text.lstrip().startswith("[")
+        names = json.loads(text) if as_json else [name.strip() for name in text.split(",")]
     except ValueError as error:
         raise typer.BadParameter(f"not a JSON list: {error}", param_hint="--classes") from error
-    return [str(name) for name in names]
+    try:
+        return [require_text(str(name)) for name in names]
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--classes") from error
 
 
 def parse_settings(

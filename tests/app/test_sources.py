@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.numpy import load, save
 
 from registry.blobs import StorageFull
 from registry.local_blobs import LocalBlobWriter
@@ -130,6 +131,19 @@ def test_a_digest_is_verified(world: World, header: str) -> None:
     assert (wrong.status_code, wrong.json()["code"]) == (422, "digest_mismatch")
     assert {broken.status_code, not_base64.status_code} == {422}
     assert world.post_raw(content, headers={header: digest(content)}).status_code == 202
+
+
+@pytest.mark.parametrize("name", ["M\n", "M\x9b31m", "M\u2029", "\ud800"])
+def test_class_names_that_no_line_can_show_are_refused(world: World, name: str) -> None:
+    world.ready_model()
+    given = world.post_source(checkpoint(1), fields={"classes": json.dumps(["F", name])})
+    own = load(checkpoint(2))
+    said = {"grasp": json.dumps({"classes": ["F", name]})}
+    stored = world.post_source(save(own, said))
+
+    assert (given.status_code, given.json()["code"]) == (422, "invalid_request")
+    assert (stored.status_code, stored.json()["code"]) == (422, "invalid_checkpoint")
+    assert "control character" in stored.json()["detail"]
 
 
 REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {

@@ -136,6 +136,14 @@ def test_the_description_comes_back(tmp_path: Path) -> None:
     assert checkpoint.metadata["format"] == "pt"  # transformers refuses files without it
 
 
+def test_class_names_with_control_characters_are_refused(tmp_path: Path) -> None:
+    own = {"grasp": '{"classes": ["cat", "\\u001b[31m"]}'}
+    save_file({"t": torch.ones(1)}, tmp_path / "a.safetensors", own)
+
+    with pytest.raises(CheckpointError, match="control character"):
+        _ = Checkpoint(tmp_path / "a.safetensors").info
+
+
 def test_the_returned_hash_is_the_files(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
 

@@ -81,6 +81,17 @@ def test_preprocessing_must_be_possible(values: dict[str, object], message: str)
         Preprocessing.model_validate(values)
 
 
+@pytest.mark.parametrize("name", ["a\n", "\0", "\x1b[31m", "\x85", "\u2028", "\ud800"])
+def test_class_names_fit_into_a_line(name: str) -> None:
+    with pytest.raises(ValidationError, match=r"class name|unicode"):
+        ModelSpec(architecture="tiny", classes=("cat", name))
+
+
+def test_class_names_may_be_of_any_script() -> None:
+    names = ("chat été", "кот", "猫", "👩\u200d🚀", "a b")
+    assert ModelSpec(architecture="tiny", classes=names).classes == names
+
+
 def test_errors_cross_processes_whole() -> None:
     """A fold runs in a child process, and its error must come back as it was."""
     mismatches = Mismatches(["a"], [], {"b": ((1,), (2,))}, {})

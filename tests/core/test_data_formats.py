@@ -146,6 +146,36 @@ def test_images_outside_of_the_layout_are_an_error(tmp_path: Path, open_at: Any)
         open_at(split)
 
 
+@pytest.mark.parametrize("name", ["o\nne", "o\x1b[31mne", "o\x85ne", "o\u2028ne", "o\udcffne"])
+def test_class_folders_with_control_characters_are_refused(
+    tmp_path: Path, open_at: Any, name: str
+) -> None:
+    root = write_folder(tmp_path / "d", pictures(splits=(None,)))
+    (root / "one").rename(root / name)
+
+    with pytest.raises(TargetError, match=r"the class name 'o.*ne' holds the control character"):
+        open_at(root)
+
+
+@pytest.mark.parametrize("layout", ["npz", "parquet"])
+def test_declared_class_names_with_control_characters_are_refused(
+    tmp_path: Path, open_at: Any, layout: str
+) -> None:
+    rows = [picture.pixels for picture in pictures()]
+    labels = [CLASSES.index(picture.label) for picture in pictures()]
+    if layout == "npz":
+        path = tmp_path / "d.npz"
+        names = np.array([*CLASSES[:-1], "a\tb"])
+        np.savez(path, images=np.stack(rows), labels=np.array(labels), classes=names)
+    else:
+        path = tmp_path / "d.parquet"
+        words = ["a\tb" if label else "c" for label in labels]
+        pq.write_table(pa.table({"image": [png(row) for row in rows], "label": words}), path)
+
+    with pytest.raises(TargetError, match=r"the class name 'a\\tb' holds the control character"):
+        open_at(path)
+
+
 def test_links_out_of_the_folder_are_refused_unless_allowed(tmp_path: Path, open_at: Any) -> None:
     root = write_folder(tmp_path / "d", pictures(splits=(None,)))
     inner, outer = root / "one/000.png", tmp_path / "secret.png"
