@@ -70,6 +70,7 @@ POLICY: dict[str, Scope | Literal["public"]] = {
     "stream_job_events": "read",
     "cancel_job": "write",
     "retry_job": "write",
+    "retry_failed_jobs": "write",
 }
 LOCAL = Caller(owner="local", scope="admin")
 # Headers of proxies, which speak for somebody who may be anywhere; and of X-Forwarded-… any.

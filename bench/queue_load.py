@@ -208,7 +208,7 @@ def cost_of_nothing(database: Database) -> float:
 def _claim(database: Database, worker: str, timed: list[float]) -> Lease | None:
     began = time.perf_counter()
     with database.write() as session:
-        lease = claim(session, worker, START, lease_seconds=60.0, max_attempts=3)
+        lease = claim(session, worker, START, lease_seconds=60.0, max_losses=10)
     timed.append(1e3 * (time.perf_counter() - began))
     return lease
 
@@ -270,7 +270,7 @@ def explain(database: Database) -> None:
         database.engine, "before_cursor_execute", lambda *a: seen.append((a[2], a[3])), named=False
     )
     with database.read() as session:
-        claim(session, new_id("wrk"), START, lease_seconds=60.0, max_attempts=3)
+        claim(session, new_id("wrk"), START, lease_seconds=60.0, max_losses=10)
         session.rollback()
     query, values = next((q, v) for q, v in seen if q.startswith("SELECT queues.id"))
     prefix = "EXPLAIN QUERY PLAN " if database.url.startswith("sqlite") else "EXPLAIN ANALYZE "

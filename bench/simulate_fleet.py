@@ -59,7 +59,7 @@ class Fleet:
     restart: float = field(default=60.0, metadata={"help": "seconds that a crashed worker is away"})
     lease: float = 60.0
     heartbeat: float = 15.0
-    max_attempts: int = 3
+    max_losses: int = 10
     poll: float = field(default=1.0, metadata={"help": "seconds between looks of an idle worker"})
     ring: float | None = field(default=None, metadata={"help": "seconds for a ring to arrive"})
     blob_mb: float = field(default=94.0, metadata={"help": "a checkpoint, in MB"})
@@ -212,7 +212,7 @@ class Simulation:
     def _claim(self, now: float, worker: int) -> None:
         while self._ready:
             _, head = heappop(self._ready)
-            if self._lost[head] == self._fleet.max_attempts:
+            if self._lost[head] == self._fleet.max_losses:
                 self.run.failed.append(head)
                 self._wait_longer(-1)
                 following = self._drop_head(head)
@@ -301,8 +301,8 @@ def check(run: Run) -> None:
         free_model[model] = end if done else end + (fleet.lease - fleet.heartbeat)
     for source in range(len(times)):
         _require(published[source] == (source not in failed), "not folded exactly once", source)
-        allowed = lost[source] == fleet.max_attempts or source not in failed
-        _require(allowed and lost[source] <= fleet.max_attempts, "given up wrongly", source)
+        allowed = lost[source] == fleet.max_losses or source not in failed
+        _require(allowed and lost[source] <= fleet.max_losses, "given up wrongly", source)
 
 
 def _require(holds: bool, promise: str, source: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import math
 import time
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from grasp_client.errors import JobCancelled, JobFailed, JobRejected, JobUnfinis
 from grasp_client.events import Follower
 from grasp_client.exchange import ask
 from grasp_client.plans import Bound, C, Call, Plan, Tell, Telling, at, operation, stream
-from grasp_client.records import Record, get, list_all, read
+from grasp_client.records import LARGEST_PAGE, Record, get, list_all, read
 
 ENDED = ("succeeded", "rejected", "failed", "cancelled")
 
@@ -126,10 +127,11 @@ class Jobs(Bound[C]):
         target: str | None = None,
         status: str | None = None,
         kind: str | None = None,
+        code: str | None = None,
         limit: int | None = None,
     ) -> Plan[list[Job[C]]]:
-        """Newest first."""
-        filters = {"model": model, "target": target, "status": status, "kind": kind}
+        """Newest first; with a `code`, only those that ended with this error."""
+        filters = {"model": model, "target": target, "status": status, "kind": kind, "code": code}
         return list_all(Job, self._client, "/jobs", limit, filters)
 
     @operation
@@ -162,6 +164,11 @@ class Jobs(Bound[C]):
         return act(self._client, job, "retry")
 
     @operation
+    def retry_failed(self, code: str) -> Plan[builtins.list[Job[C]]]:
+        """Queue again all that failed with this code, such as `worker_lost`; which they are."""
+        return retry_failed(self._client, code)
+
+    @operation
     def report(self, job: str) -> Plan[dict[str, Any]]:
         """What a fold or a dry run measured, also where it was rejected."""
         return report_of(self._client, job)
@@ -174,6 +181,16 @@ def get_job(client: C, job: str) -> Plan[Job[C]]:
 def act(client: C, job: str, deed: str) -> Plan[Job[C]]:
     answer = yield from ask(client, Call("POST", at("jobs", job, deed)))
     return read(Job, client, answer.json())
+
+
+def retry_failed(client: C, code: str) -> Plan[list[Job[C]]]:
+    again: list[Job[C]] = []
+    while True:  # the server takes some at a time
+        answer = yield from ask(client, Call("POST", "/jobs/retry", params={"code": code}))
+        queued = answer.json()["items"]
+        again += [read(Job, client, item) for item in queued]
+        if len(queued) < LARGEST_PAGE:
+            return again
 
 
 def report_of(client: C, job: str) -> Plan[dict[str, Any]]:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from registry.database import Database
     from registry.settings import Settings
 
+RETRIED_AT_ONCE = 1000  # jobs in one transaction, which others wait for
+
 admin = typer.Typer(help="Look after the service.", no_args_is_help=True)
 keys = typer.Typer(help="API keys.", no_args_is_help=True)
 admin.add_typer(keys, name="keys")
@@ -133,6 +135,21 @@ def scrub_blobs() -> None:
             fail(str(error))
     typer.echo(f"\n{bad} damaged or missing" if bad else "\nall are as they should be", err=True)
     raise typer.Exit(1 if bad else 0)
+
+
+@admin.command("retry")
+def retry_failed(
+    code: Annotated[str, typer.Argument(help="The code of their error, such as worker_lost.")],
+) -> None:
+    """Run again all jobs of all owners that failed for one reason, and name them."""
+    from registry import queue
+
+    with opened_database() as database, database.write() as session:
+        again = queue.retry_failed(session, code, owner=None, limit=RETRIED_AT_ONCE)
+    for job in again:
+        typer.echo(f"{job.id}  {job.owner}  {job.kind}  {job.model_id or job.target_id}")
+    more = "; there may be more: run this again" if len(again) == RETRIED_AT_ONCE else ""
+    typer.echo(f"{len(again)} jobs are queued again{more}", err=True)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ nothing. Functions here flush; whoever opened the transaction commits it.
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -22,6 +23,7 @@ from sqlalchemy import (
     literal_column,
     or_,
     select,
+    true,
     update,
 )
 from sqlalchemy.orm import Session, aliased
@@ -36,6 +38,7 @@ from registry.tables import (
     Job,
     Model,
     Queue,
+    Source,
     Target,
     UtcDateTime,
     Version,
@@ -43,6 +46,7 @@ from registry.tables import (
 from registry.tracing import current_traceparent
 from registry.transitions import (
     CANCELLED,
+    WORKER_LOST,
     Failure,
     bumped,
     change,
@@ -54,11 +58,6 @@ from registry.transitions import (
 
 CANDIDATES = 16  # queues tried per claim: one whose last job was lost for good has no other
 RUNG_AT_ONCE = 100  # more would wait in the broker instead
-WORKER_LOST = Failure(
-    "worker_lost",
-    "the worker running this job stopped answering",
-    hint="it crashed, was killed, or lost the database; its log says more",
-)
 
 
 @dataclass(frozen=True)
@@ -105,7 +104,7 @@ def claim(
     now: datetime,
     *,
     lease_seconds: float,
-    max_attempts: int,
+    max_losses: int,
     device_class: DeviceClass = "gpu",
 ) -> Lease | None:
     """Lease the queue whose next job has waited longest, and start that job.
@@ -121,7 +120,7 @@ def claim(
         queue_id, epoch = found
         if not _take(session, queue_id, epoch, worker_id, now, expires_at):
             continue
-        _recover(session, queue_id, now, max_attempts)
+        _recover(session, queue_id, now, max_losses)
         job_id = _start_next(session, queue_id, worker_id, now)
         lease = Lease(queue_id, epoch + 1, worker_id, job_id or "")
         if job_id:
@@ -241,6 +240,31 @@ def retry(session: Session, job: Job) -> None:
     _ring(session, job.queue_id)
 
 
+def retry_failed(session: Session, code: str, *, owner: str | None, limit: int) -> list[Job]:
+    """Queue again, in their order, at most so many jobs that failed with this code: of one owner,
+    or of all. What is not there any more, and what others were faster to retry, is passed by."""
+    there = or_(Job.source_id.is_(None), exists().where(Source.id == Job.source_id, Source.stored))
+    mine = true() if owner is None else Job.owner == owner
+    failed = (
+        select(Job)
+        .where(mine, Job.status == "failed", Job.kind != "dry_run", has_error(code), there)
+        .order_by(Job.queue_id, Job.seq)  # two at once lock queues in the same order
+        .limit(limit)
+    )
+    again = []
+    for job in session.scalars(failed).all():
+        with suppress(Conflict, NotFound):
+            retry(session, job)
+            again.append(job)
+    return again
+
+
+def has_error(code: str) -> ColumnElement[bool]:
+    """Whether a job ended with this error."""
+    found: ColumnElement[str] = Job.error["code"].as_string()
+    return found == code
+
+
 def ring_waiting(session: Session, now: datetime) -> None:
     """Ring once more for what nobody took up, oldest first: rings get lost, and leases expire."""
     waiting = (
@@ -340,7 +364,7 @@ def _take(
     return change(session, Queue, unchanged, lease)
 
 
-def _recover(session: Session, queue_id: str, now: datetime, max_attempts: int) -> None:
+def _recover(session: Session, queue_id: str, now: datetime, max_losses: int) -> None:
     """A job that still runs in a queue nobody holds was lost with its worker.
 
     One that was to be stopped, but whose attempt ended otherwise first, is not begun again.
@@ -351,7 +375,7 @@ def _recover(session: Session, queue_id: str, now: datetime, max_attempts: int) 
         if job.cancel_requested:
             end(session, job.id, "cancelled", now, {"error": CANCELLED.as_error()}, ACTIVE)
         else:
-            record_failure(session, job.id, WORKER_LOST, now, max_attempts)
+            record_failure(session, job.id, WORKER_LOST, now, max_losses)
 
 
 def _start_next(session: Session, queue_id: str, worker_id: str, now: datetime) -> str | None:

@@ -203,7 +203,12 @@ class Settings(BaseSettings):
         gt=0,
         description="How often a worker renews its lease, in seconds; several times per lease.",
     )
-    max_attempts: int = Field(3, ge=1, description="Attempts at a job before it has failed.")
+    max_attempts: int = Field(
+        3, ge=1, description="Attempts that go wrong before a job has failed; without lost ones."
+    )
+    max_losses: int = Field(
+        10, ge=1, description="Attempts lost with their worker before a job has failed."
+    )
     collect_age_seconds: float = Field(
         60.0,
         ge=0,

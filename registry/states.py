@@ -26,6 +26,6 @@ def origins(status: JobStatus) -> tuple[JobStatus, ...]:
     return tuple(before for before, after in MOVES.items() if status in after)
 
 
-def after_failure(attempts: int, max_attempts: int, *, retryable: bool) -> JobStatus:
-    """Where a running job goes whose attempt number `attempts` went wrong."""
-    return "queued" if retryable and attempts < max_attempts else "failed"
+def after_failure(failures: int, limit: int, *, retryable: bool) -> JobStatus:
+    """Where a running job goes whose attempts went wrong so many times."""
+    return "queued" if retryable and failures < limit else "failed"

@@ -3,7 +3,7 @@
 The only code that writes `jobs.status`: always by compare-and-set, always with a new revision.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -30,6 +30,11 @@ class Failure:
 
 
 CANCELLED = Failure("cancelled", "cancelled by request", hint="retry the job to run it again")
+WORKER_LOST = Failure(
+    "worker_lost",
+    "the worker running this job stopped answering",
+    hint="it crashed, was killed, or lost the database; its log says more",
+)
 
 
 def change(
@@ -79,13 +84,18 @@ def end(
 
 
 def record_failure(
-    session: Session, job_id: str, failure: Failure, now: datetime, max_attempts: int
+    session: Session, job_id: str, failure: Failure, now: datetime, limit: int
 ) -> JobStatus:
-    """Note why a running job's attempt went wrong; queue it again, or let it have failed."""
+    """Note why a running job's attempt went wrong; queue it again, or let it have failed.
+
+    `limit` is of failures of its sort: a loss of the worker says little about the job, and does
+    not use up what the job may do wrong itself.
+    """
     job = session.get_one(Job, job_id, populate_existing=True)
-    status = after_failure(job.attempts, max_attempts, retryable=failure.retryable)
     noted = failure.as_error() | {"attempt": job.attempts, "at": now.isoformat()}
-    values = {"failures": [*job.failures, noted], "worker_id": None}
+    failures = [*job.failures, noted]
+    status = after_failure(_of_same_sort(failures), limit, retryable=failure.retryable)
+    values = {"failures": failures, "worker_id": None}
     if status == "queued":
         moved = move(session, job_id, "queued", values, ("running",))
     else:
@@ -93,6 +103,14 @@ def record_failure(
     if not moved:
         raise LeaseLost(f"job {job_id} is no longer running")
     return status
+
+
+def _of_same_sort(failures: Sequence[Mapping[str, Any]]) -> int:
+    """How many failures since the job was queued by somebody are losses, if the last one is, or
+    else are not. Attempts count from 1 then, and each that was not handed back is noted."""
+    first = max(place for place, failure in enumerate(failures) if failure["attempt"] == 1)
+    losses = [failure["code"] == WORKER_LOST.code for failure in failures[first:]]
+    return losses.count(losses[-1])
 
 
 def restart(session: Session, job: Job) -> None:

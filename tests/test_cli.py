@@ -13,10 +13,14 @@ from typer.testing import CliRunner, Result
 import app.serve
 import worker.main
 from grasp_client.cli import cli, main
+from grasp_client.server import opened_database
+from registry import queue
 from registry.database import Database
 from registry.keys import authenticate, list_keys
 from registry.settings import Settings
 from registry.tables import ApiKey, utc_now
+from registry.targets import create_target
+from registry.transitions import WORKER_LOST
 
 pytestmark = pytest.mark.usefixtures("no_settings")
 
@@ -184,7 +188,7 @@ def test_migrate_makes_the_database() -> None:
     assert stored_keys() == []
 
 
-@pytest.mark.parametrize("command", [("migrate",), ("keys", "list"), ("scrub",)])
+@pytest.mark.parametrize("command", [("migrate",), ("keys", "list"), ("scrub",), ("retry", "x")])
 def test_a_database_that_does_not_answer_is_told_in_a_line(
     command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,3 +225,21 @@ def test_a_worker_per_device_is_kept_running(monkeypatch: pytest.MonkeyPatch) ->
     assert [len(environments) for environments in kept] == [2, 2]
     assert kept[0][1] == {"CUDA_VISIBLE_DEVICES": "1"}
     assert kept[1][0]["GRASP_DEVICE"] == "cpu"
+
+
+def test_an_administrator_retries_what_failed_for_all_owners() -> None:
+    with opened_database() as database:
+        for owner in ("ada", "bob"):
+            with database.write() as session:
+                create_target(session, owner, "faces", uri="file:///nowhere")
+            with database.write() as session:
+                lease = queue.claim(session, "wrk_a", utc_now(), lease_seconds=60, max_losses=1)
+                assert lease is not None
+                queue.fail(session, lease, WORKER_LOST, utc_now(), max_attempts=1)
+
+    first, second = invoke("admin", "retry", "worker_lost"), invoke("admin", "retry", "worker_lost")
+
+    owners = [line.split()[1] for line in first.stdout.splitlines()]
+    assert sorted(owners) == ["ada", "bob"]
+    assert first.stderr == "2 jobs are queued again\n"
+    assert second.stderr == "0 jobs are queued again\n"

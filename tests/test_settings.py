@@ -53,6 +53,7 @@ def test_impossible_port_is_refused(port: str, monkeypatch: pytest.MonkeyPatch) 
         ("threads", "0"),
         ("lease_seconds", "0"),
         ("max_attempts", "0"),
+        ("max_losses", "0"),
         ("log_format", "xml"),
         ("log_level", "loud"),
         ("database_url", "nonsense"),

@@ -124,7 +124,7 @@ def test_order_and_exactly_once_hold_when_workers_crash_all_the_time() -> None:
 
 def test_a_lost_fold_begins_again_when_its_lease_expires() -> None:
     sources = Sources([0.0], [0], [1_000.0])
-    fleet = Fleet(workers=50, mtbf_days=600 / DAY, ring=0.0, max_attempts=99)
+    fleet = Fleet(workers=50, mtbf_days=600 / DAY, ring=0.0, max_losses=99)
 
     attempts = simulate(fleet, sources).attempts
 

@@ -188,7 +188,7 @@ class Worker:
                 self.id,
                 now,
                 lease_seconds=self.settings.lease_seconds,
-                max_attempts=self.settings.max_attempts,
+                max_losses=self.settings.max_losses,
                 device_class=self._device_class,
             )
             if lease is not None:

@@ -12,7 +12,7 @@ from fastapi.responses import StreamingResponse
 from sqlalchemy.orm import Session
 
 from app.auth import CallerDep
-from app.fields import Cursor, Id, Limit, RefFilter
+from app.fields import Code, Cursor, Id, Limit, RefFilter
 from app.following import FollowedJob, Following, FollowingDep, JobState
 from app.idempotency import Created, OnceDep
 from app.openapi import REPORT, problems
@@ -21,8 +21,8 @@ from app.schemas import JobRead, Page
 from app.service import Service, ServiceDep
 from app.show import show_job
 from registry.errors import BytesGone, Conflict, NotFound
-from registry.lookup import find, find_named, list_page
-from registry.queue import cancel, retry
+from registry.lookup import MAX_PAGE, find, find_named, list_page
+from registry.queue import cancel, has_error, retry, retry_failed
 from registry.states import RETRIABLE, JobKind, JobStatus
 from registry.tables import Job, Model, Source, Target, utc_now
 
@@ -48,6 +48,9 @@ def list_jobs(
     target: RefFilter = None,
     status: JobStatus | None = None,
     kind: JobKind | None = None,
+    code: Annotated[
+        Code | None, Query(description="Only those that ended with this error.")
+    ] = None,
     limit: Limit = 50,
     cursor: Cursor = None,
 ) -> Page[JobRead]:
@@ -61,6 +64,8 @@ def list_jobs(
             conditions.append(Job.status == status)
         if kind is not None:
             conditions.append(Job.kind == kind)
+        if code is not None:
+            conditions.append(has_error(code))
         page = list_page(session, Job, caller.owner, conditions, limit=limit, cursor=cursor)
         return Page(items=[show_job(job) for job in page.items], next_cursor=page.next_cursor)
 
@@ -194,6 +199,31 @@ def retry_job(job: Id, service: ServiceDep, caller: CallerDep, once: OnceDep) ->
             _require_bytes(session, row)
             retry(session, row)
             return Created(show_job(row), 202)
+
+        return once.run(session, None, act)
+
+
+@router.post(
+    "/jobs/retry",
+    status_code=202,
+    summary="Run again all jobs that failed for one reason",
+    response_model=Page[JobRead],
+    responses=problems(),
+)
+def retry_failed_jobs(
+    code: Annotated[Code, Query(description="The `code` of their error, such as worker_lost.")],
+    service: ServiceDep,
+    caller: CallerDep,
+    once: OnceDep,
+) -> Response:
+    """Each goes to the end of its queue, in their order; at most 200 at once, which are listed in
+    the answer. Ask again until there are none. Dry runs are not kept, and are passed by."""
+    with service.database.write() as session:
+
+        def act() -> Created:
+            again = retry_failed(session, code, owner=caller.owner, limit=MAX_PAGE)
+            jobs = [show_job(job) for job in again]
+            return Created(Page[JobRead](items=jobs, next_cursor=None), 202)
 
         return once.run(session, None, act)
 

@@ -28,13 +28,16 @@ def list_jobs(
         str | None, typer.Option(help="queued, running, succeeded, rejected, failed, cancelled.")
     ] = None,
     kind: Annotated[str | None, typer.Option(help="fold, dry_run, prepare or validate.")] = None,
+    code: Annotated[
+        str | None, typer.Option(help="Only what ended with this error, such as worker_lost.")
+    ] = None,
     limit: Limit = 50,
 ) -> None:
     """List jobs, newest first."""
     from grasp_client.commands.tables import jobs_table, names_of_all
 
     found = session.grasp.jobs.list(
-        model=model, target=target, status=status, kind=kind, limit=limit
+        model=model, target=target, status=status, kind=kind, code=code, limit=limit
     )
     session.give(found, lambda: jobs_table(found, names_of_all(session.grasp)))
 
@@ -87,6 +90,18 @@ def retry_job(session: Session, job: JobId, wait: Wait = False) -> None:
         watch_jobs(session, {job: job})
     else:
         session.give_line(queued, f"{job}: {queued.status}")
+
+
+@jobs.command("retry-failed")
+@online
+def retry_failed(
+    session: Session,
+    code: Annotated[str, typer.Argument(help="The code of their error, such as worker_lost.")],
+) -> None:
+    """Run again all jobs that failed for one reason."""
+    again = session.grasp.jobs.retry_failed(code)
+    lines = [f"{job.id}: {job.status}" for job in again]
+    session.give_line(again, "\n".join([*lines, f"{len(again)} jobs are queued again"]))
 
 
 @jobs.command("report")

@@ -333,6 +333,29 @@ def test_a_failed_preparation_can_be_tried_again(world: World) -> None:
     assert (info["status"], info["error"]) == ("ready", None)
 
 
+def test_all_that_failed_for_one_reason_is_tried_again(world: World) -> None:
+    world.ready_model()
+    jobs = [world.post_source(checkpoint(seed)).json()["job"]["id"] for seed in (1, 2)]
+    for _ in jobs:
+        world.fail()
+
+    def listed(code: str) -> set[str]:
+        return {item["id"] for item in world.client.get(f"/jobs?code={code}").json()["items"]}
+
+    assert (listed("worker_lost"), listed("out_of_memory")) == (set(), set(jobs))
+    none = world.client.post("/jobs/retry?code=worker_lost")
+    again = world.client.post("/jobs/retry?code=out_of_memory", headers={"Idempotency-Key": "k"})
+    repeated = world.client.post("/jobs/retry?code=out_of_memory", headers={"Idempotency-Key": "k"})
+
+    assert (none.status_code, none.json()["items"]) == (202, [])
+    assert [(item["id"], item["status"]) for item in again.json()["items"]] == [
+        (job, "queued") for job in jobs
+    ]
+    assert repeated.json() == again.json()
+    assert listed("out_of_memory") == set()
+    assert world.client.post("/jobs/retry").status_code == 422
+
+
 def test_a_dry_run_is_not_tried_again(world: World) -> None:
     world.ready_model()
     job = world.post_raw(checkpoint(), params={"dry_run": "true"}).json()["job"]["id"]

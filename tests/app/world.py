@@ -129,7 +129,7 @@ class World:
     def claim(self) -> Lease:
         with self.database.write() as session:
             # An hour: what is told once is looked at by all tests of a process.
-            lease = queue.claim(session, "wrk_a", utc_now(), lease_seconds=3600, max_attempts=3)
+            lease = queue.claim(session, "wrk_a", utc_now(), lease_seconds=3600, max_losses=3)
         assert lease is not None
         return lease
 

@@ -31,7 +31,7 @@ class Hand(World):
 
     def _take(self) -> bool:
         with self.database.write() as session:
-            self.lease = queue.claim(session, "wrk_h", utc_now(), lease_seconds=60, max_attempts=1)
+            self.lease = queue.claim(session, "wrk_h", utc_now(), lease_seconds=60, max_losses=1)
         return self.lease is not None
 
     def _job(self) -> tuple[str, str]:

@@ -327,6 +327,19 @@ def test_jobs(run: Run, json_of: JsonOf, world: World, model: str, source: Path)
     assert run("jobs", "retry", job["id"], code=1).stderr.startswith("grasp: ")
 
 
+def test_jobs_that_failed_for_one_reason(
+    run: Run, json_of: JsonOf, world: World, model: str, source: Path
+) -> None:
+    run("push", model, source)
+    world.fail()
+    [job] = json_of("jobs", "list", "--code", "out_of_memory")
+
+    result = run("jobs", "retry-failed", "out_of_memory")
+
+    assert result.stdout == f"{job['id']}: queued\n1 jobs are queued again\n"
+    assert json_of("jobs", "retry-failed", "out_of_memory") == []
+
+
 def test_sources(run: Run, json_of: JsonOf, model: str, source: Path) -> None:
     pushed = json_of("push", model, source)
 
@@ -405,6 +418,12 @@ class TestMistakes:
 
         assert "head.bias [3] instead of [2]" in result.stderr
         assert result.stderr.endswith("as --classes A,B,C\n")
+
+    def test_class_names_with_control_characters(self, run: Run, model: str, source: Path) -> None:
+        result = run("push", model, source, "--classes", "F,M\x1b[31m", code=2)
+
+        assert "control character" in result.stderr
+        assert "\x1b[31m" not in result.stderr
 
     def test_no_such_file(self, run: Run, world: World, model: str) -> None:
         with world.nothing_left():

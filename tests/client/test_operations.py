@@ -243,6 +243,19 @@ def test_a_job_can_be_stopped_and_begun_again(g: Any, world: World, source: Path
     assert g.jobs.retry(pushed.job.id).status == "queued"
 
 
+def test_jobs_that_failed_for_one_reason_are_begun_again(
+    g: Any, world: World, source: Path
+) -> None:
+    world.ready_model()
+    pushed = g.sources.push(source, model="merged")
+    world.fail()
+
+    assert [job.id for job in g.jobs.list(code="out_of_memory")] == [pushed.job.id]
+    assert g.jobs.retry_failed("worker_lost") == []
+    [again] = g.jobs.retry_failed("out_of_memory")
+    assert (again.id, again.status) == (pushed.job.id, "queued")
+
+
 def test_a_job_that_takes_too_long_is_not_waited_for(g: Any, world: World, source: Path) -> None:
     world.ready_model()
     pushed = g.sources.push(source, model="merged")

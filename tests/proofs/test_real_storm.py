@@ -88,7 +88,13 @@ def test_real_folds_end_in_the_same_bytes_whatever_is_killed(
     files = Files(tmp_path, digits, count)
     print(f"STORM_SEED={SEED}")
     began = time.monotonic()
-    options = {"worker": REAL_WORKER, "threads": 1, "max_attempts": 1000, **bucket}
+    options = {
+        "worker": REAL_WORKER,
+        "threads": 1,
+        "max_attempts": 1000,
+        "max_losses": 1000,
+        **bucket,
+    }
     with make_cluster(workers=2, **options) as cluster:
         make_models(cluster, files)
         offers = files.offers()

@@ -41,7 +41,7 @@ def test_a_storm_loses_nothing_and_doubles_nothing(
     print(f"STORM_SEED={SEED}")
     counts, sources = scale
     began = time.monotonic()
-    with make_cluster(workers=WORKERS, max_attempts=1000, **bucket) as cluster:
+    with make_cluster(workers=WORKERS, max_attempts=1000, max_losses=1000, **bucket) as cluster:
         models = cluster.client.make_models(MODELS)
         sender = Sender(cluster, make_offers(models, sources), allowed=AHEAD)
         storm = Storm(cluster, postgres, redis, SEED)

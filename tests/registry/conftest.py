@@ -26,6 +26,7 @@ Row = TypeVar("Row", bound=Base)
 START = datetime(2030, 1, 1, tzinfo=UTC)
 LEASE_SECONDS = 60.0
 MAX_ATTEMPTS = 3
+MAX_LOSSES = 4
 
 
 def blob(content: str) -> Blob:
@@ -94,7 +95,7 @@ class World:
     def claim(self, worker: str = "wrk_a") -> Lease | None:
         with self.database.write() as session:
             return queue.claim(
-                session, worker, self.now, lease_seconds=LEASE_SECONDS, max_attempts=MAX_ATTEMPTS
+                session, worker, self.now, lease_seconds=LEASE_SECONDS, max_losses=MAX_LOSSES
             )
 
     def lease_of(self, job: Job, worker: str = "wrk_a") -> Lease:
@@ -103,6 +104,11 @@ class World:
         assert lease is not None
         assert lease.job_id == job.id
         return lease
+
+    def lose(self, job: Job) -> None:
+        """With its worker, which is silent until its lease has expired."""
+        self.lease_of(job)
+        self.later(LEASE_SECONDS)
 
     def publish(self, lease: Lease, base: int | None, weights: str) -> int:
         with self.database.write() as session:

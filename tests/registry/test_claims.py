@@ -13,14 +13,14 @@ from registry import queue
 from registry.queue import Lease, claim, lock_queue
 from registry.states import ACTIVE, MOVES
 from registry.tables import Job, Queue
-from tests.registry.conftest import LEASE_SECONDS, MAX_ATTEMPTS, START, World
+from tests.registry.conftest import LEASE_SECONDS, MAX_LOSSES, START, World
 
 only_postgresql = pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 only_sqlite = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 
 
 def take(session: Session, worker: str = "wrk_a") -> Lease | None:
-    return claim(session, worker, START, lease_seconds=LEASE_SECONDS, max_attempts=MAX_ATTEMPTS)
+    return claim(session, worker, START, lease_seconds=LEASE_SECONDS, max_losses=MAX_LOSSES)
 
 
 def waiting_models(world: World, count: int) -> list[str]:
@@ -153,7 +153,7 @@ def test_a_claim_gives_up_after_some_queues_that_lost_their_last_job(
 ) -> None:
     monkeypatch.setattr(queue, "CANDIDATES", 2)
     dead = waiting_models(world, 3)
-    for attempt in range(MAX_ATTEMPTS):
+    for attempt in range(MAX_LOSSES):
         leases = [world.claim(f"wrk_{attempt}") for _ in dead]
         assert all(leases)
         world.later(LEASE_SECONDS + 1)

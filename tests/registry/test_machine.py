@@ -23,12 +23,12 @@ from hypothesis.stateful import (
 )
 from sqlalchemy import select
 
-from registry.errors import Conflict, LeaseLost, NotFound
+from registry.errors import Conflict, LeaseLost, NotFound, StaleBase
 from registry.queue import Lease
 from registry.states import MOVES, TERMINAL, JobStatus
 from registry.tables import Base, Job, Model, Queue
 from registry.transitions import Failure
-from tests.registry.conftest import LEASE_SECONDS, MAX_ATTEMPTS, START, World, blob
+from tests.registry.conftest import LEASE_SECONDS, MAX_ATTEMPTS, MAX_LOSSES, START, World, blob
 
 Item = TypeVar("Item")
 Row = dict[str, Any]
@@ -54,6 +54,7 @@ class PlainJob:
     status: JobStatus = "queued"
     attempts: int = 0
     failures: list[str] = field(default_factory=list)
+    lost: int = 0  # of these attempts
     to_cancel: bool = False
     version: int | None = None
     stored: bool = True
@@ -67,7 +68,10 @@ class PlainJob:
 
     def fail(self, code: str, *, for_good: bool = False) -> None:
         self.failures.append(code)
-        if for_good or self.attempts >= MAX_ATTEMPTS:
+        lost = code == "worker_lost"
+        self.lost += lost
+        over = self.lost == MAX_LOSSES if lost else self.attempts - self.lost == MAX_ATTEMPTS
+        if for_good or over:
             self.end("failed")
         else:
             self.status = "queued"
@@ -218,8 +222,9 @@ class Machine(RuleBasedStateMachine):
     def act(self, lease: Lease, action: str) -> None:
         queue = self.plain.queues[lease.queue_id]
         stale = action in ("publish", "reject") and queue.base != queue.head
-        if not self.plain.holds(lease) or stale:
-            with pytest.raises(LeaseLost):
+        holds = self.plain.holds(lease)
+        if not holds or stale:
+            with pytest.raises(StaleBase if holds else LeaseLost):
                 self.really(lease, action, queue)
             return
         self.really(lease, action, queue)
@@ -282,6 +287,7 @@ class Machine(RuleBasedStateMachine):
         job = self.plain.jobs[job_id]
         queue = self.plain.queues[job.queue]
         job.status, job.attempts, job.seq, job.stored = "queued", 0, queue.seqs, True
+        job.lost = 0
         queue.seqs += 1
         self.ended.pop(job_id)
 
@@ -325,7 +331,7 @@ class Machine(RuleBasedStateMachine):
 
     def check_job(self, job: Row) -> None:
         """It moves as it may, and never again once it has ended, unless it is retried."""
-        assert job["attempts"] <= MAX_ATTEMPTS
+        assert job["attempts"] < MAX_ATTEMPTS + MAX_LOSSES
         before: JobStatus = self.statuses.get(job["id"]) or job["status"]
         assert job["status"] == before or job["status"] in MOVES[before]
         self.statuses[job["id"]] = job["status"]

@@ -2,6 +2,7 @@
 
 import math
 from datetime import timedelta, timezone
+from typing import Any
 
 import pytest
 
@@ -9,7 +10,7 @@ from registry import models, queue, targets
 from registry.errors import Conflict, NotFound
 from registry.tables import Model, Source, Target
 from registry.transitions import Failure
-from tests.registry.conftest import LEASE_SECONDS, START, World
+from tests.registry.conftest import LEASE_SECONDS, MAX_LOSSES, START, World
 
 OUT_OF_MEMORY = Failure("out_of_memory", "the child was killed", hint="a smaller batch")
 BAD_SOURCE = Failure("checkpoint_mismatch", "tensors are missing", retryable=False)
@@ -76,16 +77,17 @@ def test_attempts_are_counted_and_their_reasons_kept(world: World) -> None:
     _, job, _ = world.offer(world.ready_model(), "a")
 
     assert world.fail(world.lease_of(job), OUT_OF_MEMORY) == "queued"
-    world.lease_of(job)
-    world.later(LEASE_SECONDS)
+    world.lose(job)
+    assert world.fail(world.lease_of(job), OUT_OF_MEMORY) == "queued"
     assert world.fail(world.lease_of(job), OUT_OF_MEMORY) == "failed"
 
     ended = world.job(job)
-    assert ended.attempts == 3
+    assert ended.attempts == 4
     assert [(f["attempt"], f["code"]) for f in ended.failures] == [
         (1, "out_of_memory"),
         (2, "worker_lost"),
         (3, "out_of_memory"),
+        (4, "out_of_memory"),
     ]
     assert ended.error == {
         "code": "out_of_memory",
@@ -112,9 +114,8 @@ def test_a_worker_lost_for_the_last_time_makes_room(world: World) -> None:
     model = world.ready_model()
     _, job, _ = world.offer(model, "a")
     _, following, _ = world.offer(model, "b")
-    for _ in range(3):
-        world.lease_of(job)
-        world.later(LEASE_SECONDS)
+    for _ in range(MAX_LOSSES):
+        world.lose(job)
 
     world.lease_of(following)
 
@@ -124,12 +125,55 @@ def test_a_worker_lost_for_the_last_time_makes_room(world: World) -> None:
     assert ended.error["code"] == "worker_lost"
 
 
+def test_three_lost_workers_are_not_the_fault_of_a_source(world: World) -> None:
+    _, job, _ = world.offer(world.ready_model(), "a")
+
+    for _ in range(3):
+        world.lose(job)
+
+    assert world.publish(world.lease_of(job), None, "weights") == 1
+
+
+def test_a_retried_job_may_be_lost_as_often_as_a_new_one(world: World) -> None:
+    _, job, _ = world.offer(world.ready_model(), "a")
+    for _ in range(MAX_LOSSES):
+        world.lose(job)
+    assert world.claim() is None
+    world.retry(job)
+
+    for _ in range(MAX_LOSSES - 1):
+        world.lose(job)
+
+    assert world.publish(world.lease_of(job), None, "weights") == 1
+
+
+def test_all_that_failed_for_one_reason_is_retried_in_its_order(world: World) -> None:
+    model = world.ready_model()
+    lost, also_lost = (world.offer(model, name)[1] for name in "ab")
+    trial = world.try_out(model, "c")
+    bad = world.offer(model, "d")[1]
+    for job in (lost, also_lost, trial):
+        for _ in range(MAX_LOSSES):
+            world.lose(job)
+    world.fail(world.lease_of(bad), BAD_SOURCE)
+
+    def retried(**options: Any) -> list[str]:
+        with world.database.write() as session:
+            return [job.id for job in queue.retry_failed(session, "worker_lost", **options)]
+
+    assert retried(owner="bob", limit=9) == []
+    assert retried(owner="ann", limit=1) == [lost.id]
+    assert retried(owner=None, limit=9) == [also_lost.id]
+    assert retried(owner=None, limit=9) == []
+    world.publish(world.lease_of(lost), None, "weights")
+    world.lease_of(also_lost)
+
+
 def test_a_queue_in_which_nothing_is_left_is_free_again(world: World) -> None:
     model = world.ready_model()
     _, job, _ = world.offer(model, "a")
-    for _ in range(3):
-        world.lease_of(job)
-        world.later(LEASE_SECONDS)
+    for _ in range(MAX_LOSSES):
+        world.lose(job)
 
     assert world.claim() is None
     assert world.job(job).status == "failed"

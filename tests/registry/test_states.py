@@ -49,7 +49,7 @@ def test_origins_are_the_moves_backwards(status: JobStatus) -> None:
 
 
 @pytest.mark.parametrize(
-    ("attempts", "retryable", "status"),
+    ("failures", "retryable", "status"),
     [
         (1, True, "queued"),
         (2, True, "queued"),
@@ -59,6 +59,6 @@ def test_origins_are_the_moves_backwards(status: JobStatus) -> None:
     ],
 )
 def test_a_failed_attempt_is_repeated_while_attempts_remain(
-    attempts: int, retryable: bool, status: JobStatus
+    failures: int, retryable: bool, status: JobStatus
 ) -> None:
-    assert after_failure(attempts, 3, retryable=retryable) == status
+    assert after_failure(failures, 3, retryable=retryable) == status

@@ -77,7 +77,7 @@ class Place:
 
     def _lease(self, queue_id: str) -> queue.Lease:
         with self.database.write() as session:
-            lease = queue.claim(session, "setup", utc_now(), lease_seconds=60, max_attempts=3)
+            lease = queue.claim(session, "setup", utc_now(), lease_seconds=60, max_losses=3)
         assert lease is not None
         assert lease.queue_id == queue_id
         return lease

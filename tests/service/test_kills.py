@@ -101,7 +101,7 @@ def test_thirty_kills_lose_nothing_and_double_nothing(home: Path) -> None:
     plan = [kind for kind, count in KILLS.items() for _ in range(count)]
     chance.shuffle(plan)
     kill = {"child": kill_child, "worker": kill_worker, "api": kill_api}
-    options = {"max_attempts": 1000, "lease_seconds": 5, "heartbeat_seconds": 1}
+    options = {"max_attempts": 1000, "max_losses": 1000, "lease_seconds": 5, "heartbeat_seconds": 1}
 
     with Harness(home, workers=2, **options) as harness:
         place = Place(home, **options)
@@ -155,13 +155,14 @@ def test_a_job_whose_every_attempt_is_killed_has_failed_with_three_reasons(place
         child = place.started(job, after=child)
         first.end(signal.SIGKILL)
     with Process(WORKER, place.settings) as second:
-        child = place.started(job, after=child)
-        os.kill(child, signal.SIGKILL)
+        for _ in range(2):
+            child = place.started(job, after=child)
+            os.kill(child, signal.SIGKILL)
         place.ended(next_job)
         assert second.end() == 0
 
     failed = place.job(job)
     assert failed.status == "failed"
-    assert codes(failed) == ["child_killed", "worker_lost", "child_killed"]
+    assert codes(failed) == ["child_killed", "worker_lost", "child_killed", "child_killed"]
     assert place.hashes(model) == chain([after])
     until(lambda: is_gone(child))

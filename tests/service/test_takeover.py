@@ -72,7 +72,7 @@ def test_a_worker_whose_process_number_another_has_now_is_gone_too(place: Place)
     job = place.offer(place.ready_model(), checkpoint("a"))
     before_us = datetime.fromtimestamp(psutil.Process().create_time() - 1, UTC)
     with place.database.write() as session:
-        lease = queue.claim(session, "wrk_lost", utc_now(), lease_seconds=10**6, max_attempts=3)
+        lease = queue.claim(session, "wrk_lost", utc_now(), lease_seconds=10**6, max_losses=3)
         session.add(
             Worker(
                 id="wrk_lost",
