@@ -7,6 +7,8 @@
     fold(spec, "site-a.safetensors", task, "v1.safetensors")
     report = fold(spec, "site-b.safetensors", task, "v2.safetensors", merged="v1.safetensors")
 
+The method is Algorithm 1 of https://arxiv.org/abs/2606.14900.
+
 The public names are listed in `__init__.pyi`. They are loaded when first used, so that
 `grasp_core.config`, `grasp_core.errors` and `grasp_core.manifest` can be had without torch.
 """

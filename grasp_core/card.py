@@ -12,6 +12,7 @@ from grasp_core.evaluation import Metrics
 from grasp_core.manifest import Manifest
 from grasp_core.report import FoldReport
 
+PAPER = "https://arxiv.org/abs/2606.14900"
 FRONT_MATTER = """\
 ---
 library_name: timm
@@ -74,8 +75,9 @@ def model_card(
 def _summary(weights: Checkpoint, manifest: Manifest) -> str:
     millions = sum(_sizes(manifest).values()) / 1e6
     merged = (
-        " It was merged by GRASP (Gradient-Aligned Sequential Parameter Transfer), which folds"
-        " checkpoints from several sources into one model, one at a time."
+        " It was merged by GRASP (Gradient-Aligned Sequential Parameter Transfer,"
+        f" [arXiv:2606.14900]({PAPER})), which folds checkpoints from several sources into one"
+        " model, one at a time."
     )
     return (
         f"An image classifier with {manifest.classes} classes: timm's `{manifest.architecture}`,"

@@ -1,5 +1,7 @@
 """GRASP: gradient-aligned sequential parameter transfer, Algorithm 1 of the paper, for one source.
 
+https://arxiv.org/abs/2606.14900
+
 θ is the merged model, θk the source, L0 the loss on the target's train split, j a parameter:
 
     1. target gradients   g[j]  = ∂L0/∂θ[j]  at θ

@@ -254,6 +254,7 @@ def test_the_card_says_what_the_model_is(checkpoint: Path, tmp_path: Path) -> No
     assert "- image-classification\n" in front
     assert body.startswith("\n# faces\n")
     assert "timm's `test_resnet`" in body
+    assert "[arXiv:2606.14900](https://arxiv.org/abs/2606.14900)" in body
     assert "| shorter side resized to | 73 (bilinear) |" in body
     assert "| centre crop | 64 × 64 |" in body
     assert "| version | 3 |" in body
