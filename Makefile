@@ -73,11 +73,11 @@ prove: $(READY) ## The long forms of the proofs on PostgreSQL, Redis and S3, for
 	GRASP_LONG=1 $(PYTEST) -m long --timeout 7200 -o faulthandler_timeout=7500 tests/proofs
 
 .PHONY: bench
-bench: $(READY) ## Measure folds, uploads, downloads, the API's start and followers (DATA=path for your own images)
+bench: $(READY) ## Measure folds, uploads, downloads, the API and its followers (DATA=path for your own images)
 	@set -e; for script in bench/fold_memory.py bench/fold_speed.py; do \
 		echo "== $$script"; $(BIN)/python $$script $(if $(DATA),--data "$(DATA)"); done; \
 	for script in bench/upload_speed.py bench/download_speed.py bench/api_start.py \
-		bench/followers.py bench/verify_cost.py; do \
+		bench/api_memory.py bench/followers.py bench/verify_cost.py; do \
 		echo "== $$script"; $(BIN)/python $$script; done
 
 .PHONY: format

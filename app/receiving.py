@@ -28,7 +28,8 @@ SMALL_JSON = 2**16  # and less is read at once
 MAX_KEYS = 25_000  # each that is unknown is a mistake to tell, and a kilobyte of memory
 BATCHES = 32 * 2**20  # bytes of all batches that fill at once
 SMALLEST_BATCH = 2**16
-FORM_BYTES = 2**20  # what a form may hold besides its file
+FORM_BYTES = 2**20  # what a form may hold besides its file: headers and boundaries too
+FIELDS = 2**17  # characters of its fields and their names
 Fields = TypeVar("Fields", bound=BaseModel)
 Checked = TypeVar("Checked")
 DIGEST = re.compile(r"sha-256=:([A-Za-z0-9+/=]*):")
@@ -94,10 +95,19 @@ class Reception:
                 raise Unusable(f"{part.name} cannot be part of a form", hint=hint)
             if part.name != "file":
                 self.fields[part.name] = await part.text()
+                self._check_fields()
             elif self.filename is None:
                 await self._take(part.chunks(), part.filename or "upload")
             else:
                 raise Unusable("the form has two parts named file", hint="send one file at a time")
+
+    def _check_fields(self) -> None:
+        size = sum(len(name) + len(str(value)) for name, value in self.fields.items())
+        if size > FIELDS:
+            raise TooLarge(
+                f"the fields of the form have more than {FIELDS} characters",
+                hint="send the file in an upload, and JSON with its id, which may be longer",
+            )
 
     async def fetch(self, uri: str) -> None:
         """Take the bytes from where the uri says instead. Raises FetchError."""

@@ -1,5 +1,6 @@
 """`grasp serve`: the API, and beside it the workers that end with it."""
 
+import ctypes
 import resource
 import signal
 import socket
@@ -24,6 +25,9 @@ from registry.settings import Settings
 LISTEN_BACKLOG = 2048
 FILES = 96  # open besides connections and what they send or receive: database, log, libraries
 
+M_MMAP_THRESHOLD, M_ARENA_MAX = -3, -8  # of malloc.h
+MAPPED_BYTES = 2**17  # malloc's own value, as long as nobody fixes it
+
 log = get_log(__name__)
 
 
@@ -34,6 +38,7 @@ class Refused(Exception):
 def serve(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT. Raises Refused."""
     configure_logs(settings)
+    _return_freed_memory()
     try:
         open_home(settings)
         keys = _look_at_database(settings)
@@ -87,6 +92,17 @@ def _tell_of_token(settings: Settings, url: str, secret: str) -> None:
         log.info("sign in once in your browser", at=f"{url}/ui/login?token={secret}")
     else:
         log.info("the token is needed to sign in", token=str(settings.token_file.absolute()))
+
+
+def _return_freed_memory() -> None:
+    """Buffers of uploads go back to the system when freed (glibc), and do not add up over time.
+
+    Otherwise malloc keeps ever larger ones once it has seen some, in an arena for each thread.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES)
+        libc.mallopt(M_ARENA_MAX, 2)
 
 
 def _allowed(limits: Limits) -> Limits:

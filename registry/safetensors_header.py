@@ -32,6 +32,7 @@ MAX_HEADER = 16 << 20  # bytes; a header of 1,000 tensors has about 100 kB
 MAX_TENSORS = 50_000
 MAX_RANK = 8
 MAX_NAME = 512  # characters
+MAX_NAMES = 4 << 20  # characters of all names: each may take four bytes
 MAX_METADATA = 1 << 20  # characters of all keys and values
 MAX_NUMBER = 2**63 - 1  # what an index of torch, or of a file, can be
 MAX_ENTRY = 1 << 16  # characters of what is said of one tensor: 300 in practice
@@ -108,10 +109,13 @@ class HeaderReader:
     def read(self, read: Read) -> Header:
         """What the complete header says; can be asked again, as nothing of it is kept here."""
         self._require_header()
+        wrong: str | None = None
         try:
             tensors, metadata, end = _parse(read, self._wanted - LENGTH)
         except _Refused as error:
-            raise self._error(f"has a bad safetensors header: {error}", AGAIN) from error
+            wrong = str(error)
+        if wrong is not None:  # here, so that no traceback keeps alive what had been read
+            raise self._error(f"has a bad safetensors header: {wrong}", AGAIN)
         self._size = self._wanted + end
         self._refuse_excess()
         return Header(tensors, metadata, self._size)
@@ -348,6 +352,7 @@ def _parse(read: Read, length: int) -> tuple[dict[str, Found], dict[str, str], i
     tensors: dict[str, Found] = {}
     offsets = array("q")  # begin and end of each
     metadata: dict[str, str] | None = None
+    written = 0
     with scanner.refusing():
         scanner.begins("{")  # as the reader saw by its first byte
         for name in scanner.members():
@@ -358,6 +363,9 @@ def _parse(read: Read, length: int) -> tuple[dict[str, Found], dict[str, str], i
                 continue
             if len(tensors) == MAX_TENSORS:
                 raise _Refused(f"it holds more than {MAX_TENSORS} tensors")
+            written += len(name)
+            if written > MAX_NAMES:
+                raise _Refused(f"the names of its tensors have more than {MAX_NAMES} characters")
             tensors[name], begin_and_end = _tensor(name, scanner)
             offsets.extend(begin_and_end)
         scanner.finish()

@@ -1,5 +1,6 @@
 """The header reader accepts what safetensors wrote, and refuses everything else, saying why."""
 
+import gc
 import gzip
 import io
 import json
@@ -158,6 +159,10 @@ BROKEN: dict[str, tuple[bytes, str]] = {  # what: (bytes, what the message says)
     "50,001 tensors": (
         pack({str(n): entry("U8", [0], [0, 0]) for n in range(50_001)}, 0),
         "it holds more than 50000 tensors",
+    ),
+    "long names": (
+        pack({f"{n:05}".ljust(500, "x"): entry("U8", [0], [0, 0]) for n in range(9_000)}, 0),
+        "the names of its tensors have more than 4194304 characters",
     ),
     # keys
     "tensor twice": (
@@ -470,6 +475,26 @@ def test_what_a_header_takes_in_memory_has_an_end(kind: str, tmp_path: Path) -> 
     tracemalloc.stop()
 
     assert peak < 32e6
+
+
+def test_a_refused_file_keeps_nothing_of_its_header() -> None:
+    names = [f"{n:05}".ljust(400, "x") for n in range(9_999)]
+    data = pack({**dict.fromkeys(names, entry("U8", [0], [0, 0])), "w": 1}, 0)
+    reader = HeaderReader()
+    reader.feed(data)
+
+    tracemalloc.start()
+    gc.disable()  # what only a collection finds stays until there is one
+    try:
+        with pytest.raises(CheckpointError) as caught:
+            reader.read(reading(data))
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        gc.enable()
+        tracemalloc.stop()
+
+    assert "tensor 'w' is 1" in caught.value.message
+    assert kept < 100_000
 
 
 # Any chunks, any damage
