@@ -122,7 +122,7 @@ def measure(looks: str, how: str, followers: int, jobs: int, seconds: float) -> 
 def _start_job(database: Database, number: int) -> Lease:
     with database.write() as session:
         create_target(session, "local", f"target-{number}", uri="file:///nowhere")
-        lease = queue.claim(session, "wrk", utc_now(), lease_seconds=3600, max_attempts=1)
+        lease = queue.claim(session, "wrk", utc_now(), lease_seconds=3600, max_losses=1)
     assert lease is not None
     return lease
 

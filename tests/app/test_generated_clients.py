@@ -43,7 +43,7 @@ def working(world: World) -> Iterator[None]:
     def work() -> None:
         while not ended.wait(0.05):
             with world.database.write() as session:
-                lease = queue.claim(session, "wrk", utc_now(), lease_seconds=60, max_attempts=1)
+                lease = queue.claim(session, "wrk", utc_now(), lease_seconds=60, max_losses=1)
                 kind = session.get_one(Job, lease.job_id).kind if lease else None
             if lease is None:
                 continue

@@ -4,6 +4,7 @@ import json
 import os
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from tests.service.fake_folds import (
 from tests.service.place import Place, codes
 from tests.worker.waiting import is_gone, until
 from worker.loop import NO_ROOM_S, Worker
-from worker.tasks import FoldSource, Task
+from worker.plan import Plan
 
 ENDLESS = 10**6  # ticks
 A_WHILE = 50  # ticks: long enough for something to happen meanwhile
@@ -290,9 +291,10 @@ def test_a_dry_run_publishes_nothing_and_leaves_nothing(place: Place) -> None:
 
 
 def test_whether_it_is_a_dry_run_is_the_plans_to_say(place: Place) -> None:
-    def plan_dry(*given: Any) -> Task:
-        task = fake_plan(*given)
-        return replace(task, dry_run=True) if isinstance(task, FoldSource) else task
+    def plan_dry(*given: Any) -> Plan:
+        found = fake_plan(*given)
+        is_fold = "source" in found.inputs
+        return replace(found, task=partial(found.task, dry_run=True)) if is_fold else found
 
     model = place.ready_model()
     job = place.offer(model, checkpoint("a"))
