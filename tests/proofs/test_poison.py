@@ -13,7 +13,7 @@ from tests.worker.waiting import until
 def test_a_poison_source_takes_so_many_attempts_and_the_queue_goes_on(
     make_cluster: MakeCluster,
 ) -> None:
-    leases = {"lease_seconds": 2.0, "heartbeat_seconds": 0.5}
+    leases = {"lease_seconds": 4.0, "heartbeat_seconds": 0.5}
     with make_cluster(apis=0, workers=0, max_attempts=3, max_losses=4, **leases) as cluster:
         place = Place(**cluster.settings.model_dump(exclude_unset=True))
         # Its child, or all of the worker.

@@ -12,7 +12,7 @@ from worker.child import Child
 from worker.messages import Event, Finished, Progressed
 from worker.tasks import Task
 
-PATIENCE_S = 120.0  # for a process to come or go on a busy machine; nothing waits that long
+PATIENCE_S = 600.0  # for a process to come or go on a busy machine; nothing waits that long
 
 
 def drained(child: Child) -> list[Event]:
