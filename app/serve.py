@@ -25,8 +25,7 @@ from registry.settings import Settings
 LISTEN_BACKLOG = 2048
 FILES = 96  # open besides connections and what they send or receive: database, log, libraries
 
-M_MMAP_THRESHOLD, M_ARENA_MAX = -3, -8  # of malloc.h
-MAPPED_BYTES = 2**17  # malloc's own value, as long as nobody fixes it
+M_ARENA_MAX = -8  # of malloc.h
 
 log = get_log(__name__)
 
@@ -38,7 +37,7 @@ class Refused(Exception):
 def serve(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT. Raises Refused."""
     configure_logs(settings)
-    _return_freed_memory()
+    _share_freed_memory()
     try:
         open_home(settings)
         keys = _look_at_database(settings)
@@ -94,14 +93,11 @@ def _tell_of_token(settings: Settings, url: str, secret: str) -> None:
         log.info("the token is needed to sign in", token=str(settings.token_file.absolute()))
 
 
-def _return_freed_memory() -> None:
-    """Buffers of uploads go back to the system when freed (glibc), and do not add up over time.
-
-    Otherwise malloc keeps ever larger ones once it has seen some, in an arena for each thread.
-    """
+def _share_freed_memory() -> None:
+    """What one thread has freed is there for others (glibc): by default malloc keeps it apart, for
+    eight times as many threads as there are cores."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
-        libc.mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES)
         libc.mallopt(M_ARENA_MAX, 2)
 
 
