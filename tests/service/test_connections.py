@@ -12,7 +12,7 @@ from registry.settings import Settings
 from tests.service.harness import SERVE, Process, free_port
 from tests.worker.waiting import until
 
-FILES = 256
+FILES = 192  # of which connections get fewer than bodies may arrive at once
 HALF = b"POST /models HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\n{"
 LIMITED = ("bash", "-c", f'ulimit -n {FILES}; exec "$@"', "bash", *SERVE)
 
