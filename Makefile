@@ -17,7 +17,7 @@ PYTHON ?= $(shell for python in python3.11 python3 python; do \
 
 .PHONY: help
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: serve
 serve: $(READY) ## Run the service on http://127.0.0.1:8000
@@ -67,6 +67,22 @@ FOLDING := $(addprefix tests/, core/test_folding.py core/test_digits.py docs/tes
 .PHONY: rounding
 rounding: $(READY) ## Some that train and fold, and the tutorial, as an older processor rounds
 	OMP_NUM_THREADS=1 $(KERNELS) $(BIN)/pytest -n $(JOBS) --dist loadfile $(FOLDING) -k "not README"
+
+# In an environment of their own, as pip would make it for somebody who pins all that we depend on to
+# the lowest version that pyproject.toml allows. Not in CI: it takes gigabytes for one answer.
+LOWEST := build/lowest
+.PHONY: test-lowest
+test-lowest: $(READY) ## The tests of every room with the lowest versions that pyproject.toml allows
+	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(LOWEST)
+	$(BIN)/uv pip compile pyproject.toml --extra worker --extra tracing --extra demo \
+		--resolution lowest-direct --quiet --output-file $(LOWEST)/requirements.txt
+	$(BIN)/uv pip install --quiet --python $(LOWEST)/bin/python --requirements $(LOWEST)/requirements.txt --group test
+	$(BIN)/uv pip install --quiet --python $(LOWEST)/bin/python --no-deps --no-build-isolation --editable .
+	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -n $(JOBS) --dist loadfile $(LOWEST_TESTS)
+# Without those that need schemathesis or openapi-python-client, which have bounds of their own.
+LOWEST_TESTS ?= tests/core tests/registry tests/worker tests/service tests/app tests/client tests/test_cli.py \
+	tests/test_tracing.py --ignore=tests/app/test_openapi.py --ignore=tests/app/test_schema_fuzz.py \
+	--ignore=tests/app/test_generated_clients.py
 
 .PHONY: prove
 prove: $(READY) ## The long forms of the proofs on PostgreSQL, Redis and S3, for half an hour

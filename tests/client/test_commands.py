@@ -422,7 +422,7 @@ class TestMistakes:
     def test_class_names_with_control_characters(self, run: Run, model: str, source: Path) -> None:
         result = run("push", model, source, "--classes", "F,M\x1b[31m", code=2)
 
-        assert "control character" in result.stderr
+        assert "holds the" in result.stderr
         assert "\x1b[31m" not in result.stderr
 
     def test_no_such_file(self, run: Run, world: World, model: str) -> None:

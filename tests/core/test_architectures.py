@@ -132,6 +132,9 @@ def test_what_timm_cannot_build_says_why() -> None:
         make_manifest(odd)
 
 
+@pytest.mark.skipif(
+    not timm.is_model("gemma4_vit_167m_enc"), reason="models of older timms all have a classifier"
+)
 def test_a_model_without_a_classifier_is_refused() -> None:
     with pytest.raises(ArchitectureError, match="has no classifier"):
         make_manifest(make_spec("gemma4_vit_167m_enc"))
@@ -359,10 +362,15 @@ def test_a_crop_larger_than_the_image_is_the_image() -> None:
 
 def test_an_architecture_for_other_than_squares_asks_for_a_size() -> None:
     oblong = next(
-        name
-        for name in timm.list_models()
-        if len(set(pretrained_config(name)["input_size"][1:])) > 1
+        (
+            name
+            for name in timm.list_models()
+            if len(set(pretrained_config(name)["input_size"][1:])) > 1
+        ),
+        None,
     )
+    if oblong is None:
+        pytest.skip("models of older timms are all for squares")
     spec = ModelSpec(architecture=oblong, classes=("a", "b"))
 
     with pytest.raises(ArchitectureError, match="only squares are prepared") as caught:
