@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
+from functools import cache
 from ipaddress import IPv6Address, ip_address
 from typing import Any, NamedTuple
 
@@ -144,6 +145,12 @@ class Connections:
             self._logged, self._closed_since = now, 0
 
 
+@cache
+def all_connections() -> Connections:
+    """Of a process that another program than `grasp serve` started, with this protocol."""
+    return Connections(Limits.of(Settings()))
+
+
 class HeadTooLarge(Exception):
     """Ends the parsing of a head."""
 
@@ -158,12 +165,12 @@ class BoundedProtocol(HttpToolsProtocol):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
-        connections: Connections,
+        connections: Connections | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self.origin = b""  # whoever it counts for; nobody on this machine, where proxies are
         self.held = 0  # bytes of the head, while it is in memory
-        self._all = connections
+        self._all = connections or all_connections()
         self._asking = False  # a request is under way
         self._answered = False  # in the application's place, and will close
         self._fresh = 0  # bytes that came since the application last got something of them

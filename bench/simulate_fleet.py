@@ -34,7 +34,7 @@ KEPT = (1, 10, None)  # retention settings that are compared; None keeps all ver
 # Transactions, by the code they are in. A read that follows nothing else is one, too.
 POST_READS = 3  # app/auth.py: the key; app/routes/sources.py: the model, before and after the bytes
 POST_WRITES = 1  # source and job
-ATTEMPT_READS = 2  # worker/loop.py: whose job it is; worker/attempt.py: the plan
+ATTEMPT_READS = 3  # worker/loop.py: whose job it is; worker/attempt.py: the plan, known damage
 ATTEMPT_WRITES = 2  # the claim; worker/loop.py: idle again
 END_READS = 2  # registry/local_blobs.py: does anything else need the bytes? And under the lock?
 END_WRITES = 1  # publish

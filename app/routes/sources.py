@@ -86,8 +86,10 @@ async def create_source(
         before = await offer.receive(request)
         if before is not None:
             return before
-        await offer.require_fit()
-        return await run_in_threadpool(offer.accept, request.state.request_id, dry_run)
+        fields, chosen = await offer.require_fit()
+        return await run_in_threadpool(
+            offer.accept, fields, chosen, request.state.request_id, dry_run
+        )
 
 
 class Offer:
@@ -148,24 +150,28 @@ class Offer:
         sha256 = None if fields.upload else self.reception.writer.sha256()
         return {**fields.model_dump(mode="json"), "content": sha256}
 
-    async def require_fit(self) -> None:
-        """Raises CheckpointMismatch, where the model came after the file, or was prepared since."""
+    async def require_fit(self) -> tuple[SourceFields, Model]:
+        """What was asked, and of which model.
+
+        Raises CheckpointMismatch, where the model came after the file, or was prepared since.
+        """
         fields = validated(SourceFields, self.reception.fields)
         model = await run_in_threadpool(self._find_model, fields.model)
         inspector, writer = self._received, self.reception.writer
         await self.service.turns.run(
             inspector.takes_long, inspector.require_fit, writer, model, fields
         )
+        return fields, model
 
     @property
     def _received(self) -> CheckpointInspector:
         assert self._inspector is not None  # noqa: S101 - a file was received
         return self._inspector
 
-    def accept(self, request_id: str, dry_run: bool) -> JSONResponse:
+    def accept(
+        self, fields: SourceFields, model: Model, request_id: str, dry_run: bool
+    ) -> JSONResponse:
         """Make the bytes safe, then the rows, in one transaction."""
-        fields = validated(SourceFields, self.reception.fields)
-        model = self._find_model(fields.model)
         name = fields.name or self._received.filename
         before = self._replay(fields)  # what is refused, or known, leaves no blob
         if before is not None:
