@@ -11,7 +11,6 @@ written, a window at a time, and refused at the first value that is wrong or one
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from array import array
@@ -21,7 +20,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from json import JSONDecodeError, JSONDecoder
 from math import prod
-from pathlib import Path
 from typing import NamedTuple
 
 from grasp_core.errors import CheckpointError
@@ -129,10 +127,6 @@ class HeaderReader:
                 f"ends within its tensors: {missing} of {self._size} bytes are missing", RESEND
             )
 
-    def skip(self, count: int) -> None:
-        """Count bytes as arrived that the caller need not show."""
-        self._seen += count
-
     def _require_header(self) -> None:
         self._refuse_again()
         if not self._seen:
@@ -191,21 +185,6 @@ class HeaderReader:
         self._failure = CheckpointError(f"{self._name} {message}", hint=hint)
         self._failure.convertible = hint is CONVERT
         return self._failure
-
-
-def read_header(path: Path) -> Header:
-    """The header of a complete file, of whose tensors only the size is looked at."""
-    reader = HeaderReader(path.name)
-    try:
-        with path.open("rb") as file:
-            start = file.read(LENGTH + 1)
-            reader.feed(start)
-            reader.skip(path.stat().st_size - len(start))
-            header = reader.read(lambda first, count: os.pread(file.fileno(), count, first))
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path.name}: {error.strerror or error}") from error
-    reader.finish()
-    return header
 
 
 class _Refused(Exception):

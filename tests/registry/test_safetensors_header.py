@@ -4,6 +4,7 @@ import gc
 import gzip
 import io
 import json
+import os
 import pickle
 import re
 import tracemalloc
@@ -23,7 +24,7 @@ from safetensors import safe_open
 from grasp_core.checkpoints import write_safetensors
 from grasp_core.errors import CheckpointError
 from grasp_core.manifest import Found
-from registry.safetensors_header import Header, HeaderReader, read_header
+from registry.safetensors_header import Header, HeaderReader
 
 
 def entry(
@@ -65,6 +66,18 @@ def outcome(chunks: Iterable[bytes | memoryview]) -> Header | str:
 
 def reading(data: bytes | bytearray) -> Callable[[int, int], bytes]:
     return lambda first, count: bytes(data[first : first + count])
+
+
+def read_header(path: Path) -> Header:
+    """As a file that arrives is read: from where its bytes were written."""
+    reader, header = HeaderReader(path.name), None
+    with path.open("rb") as file:
+        while data := file.read(2**16):
+            if reader.feed(data):
+                header = reader.read(lambda first, count: os.pread(file.fileno(), count, first))
+    reader.finish()
+    assert header is not None
+    return header
 
 
 def bytes_until_refused(data: bytes) -> int:
@@ -355,13 +368,6 @@ def test_the_header_is_said_to_be_complete_once_and_can_be_read_again() -> None:
 
     assert complete == [False, True, False]
     assert headers == [Header({"w": Found((2,), "F32")}, {}, len(GOOD))] * 2
-
-
-def test_a_missing_file_or_a_folder_is_a_checkpoint_error(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"cannot read no\.bin: No such file"):
-        read_header(tmp_path / "no.bin")
-    with pytest.raises(CheckpointError, match="cannot read"):
-        read_header(tmp_path)
 
 
 # What safetensors writes
