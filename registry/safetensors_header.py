@@ -11,19 +11,14 @@ written, a window at a time, and refused at the first value that is wrong or one
 
 from __future__ import annotations
 
-import re
 import sys
 from array import array
-from codecs import getincrementaldecoder
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from json import JSONDecodeError, JSONDecoder
 from math import prod
 from typing import NamedTuple
 
 from grasp_core.errors import CheckpointError
 from grasp_core.manifest import Found
+from registry.header_json import MAX_NUMBER, BadHeader, DoubledKey, Read, Scanner
 
 LENGTH = 8  # bytes, before the header
 MAX_HEADER = 16 << 20  # bytes; a header of 1,000 tensors has about 100 kB
@@ -32,16 +27,12 @@ MAX_RANK = 8
 MAX_NAME = 512  # characters
 MAX_NAMES = 4 << 20  # characters of all names: each may take four bytes
 MAX_METADATA = 1 << 20  # characters of all keys and values
-MAX_NUMBER = 2**63 - 1  # what an index of torch, or of a file, can be
-MAX_ENTRY = 1 << 16  # characters of what is said of one tensor: 300 in practice
 MAX_WRITTEN = 2 * MAX_METADATA  # characters of a text of metadata with its escapes
-WINDOW = 1 << 18  # bytes read at once
-AHEAD = 2 * MAX_ENTRY  # characters in memory where an entry begins: its name, and all of it
 LARGE_HEADER = 1 << 18  # bytes; whoever reads many at once should read those one by one
 SHOWN = 60  # characters of a wrong value in a message
 
-WHITE_SPACE = " \t\n\r"  # of JSON; Python's has more
 METADATA = "__metadata__"
+_INT = frozenset({int})  # bool is none
 KEYS = frozenset({"dtype", "shape", "data_offsets"})
 ITEMSIZE = {  # bytes
     **dict.fromkeys(("BOOL", "U8", "I8"), 1),
@@ -77,9 +68,6 @@ class Header(NamedTuple):
     size: int  # of the whole file, in bytes
 
 
-Read = Callable[[int, int], bytes]  # (first byte, at most so many): of what has arrived
-
-
 class HeaderReader:
     """Looks at the bytes of a file as they come. All its errors are CheckpointErrors."""
 
@@ -109,8 +97,8 @@ class HeaderReader:
         self._require_header()
         wrong: str | None = None
         try:
-            tensors, metadata, end = _parse(read, self._wanted - LENGTH)
-        except _Refused as error:
+            tensors, metadata, end = _parse(Scanner(read, LENGTH, self._wanted))
+        except BadHeader as error:
             wrong = str(error)
         if wrong is not None:  # here, so that no traceback keeps alive what had been read
             raise self._error(f"has a bad safetensors header: {wrong}", AGAIN)
@@ -187,147 +175,8 @@ class HeaderReader:
         return self._failure
 
 
-class _Refused(Exception):
-    """What is wrong with a header, and where in it."""
-
-
-class _Odd(str):
-    """A number that has no place in a header (1.5, -3, NaN, 10²⁰), as it is written there."""
-
-    def __repr__(self) -> str:
-        return str(self[:SHOWN])
-
-
-class _Doubled(NamedTuple):
-    """An object that has a key twice."""
-
-    key: str
-
-
-class _Scanner:
-    """JSON of which a window is in memory: it is asked for what may come next."""
-
-    def __init__(self, read: Read, length: int) -> None:
-        self._read = read
-        self._first, self._end = LENGTH, LENGTH + length  # bytes that have not been read
-        self._decoder = getincrementaldecoder("utf-8")()
-        self._text, self._at = "", 0
-        self._before = 0  # characters in front of the window
-
-    def members(self) -> Iterator[str]:
-        """Those of the object that begins here. Each value is taken before the next key."""
-        self._at += 1
-        closed = self._next() == "}"
-        while not closed:
-            if self._next() != '"':
-                raise self._expected("property name enclosed in double quotes")
-            key = self.text(MAX_ENTRY)
-            if self._next() != ":":
-                raise self._expected("':' delimiter")
-            self._at += 1
-            yield key
-            closed = self._next() == "}"
-            if not closed:
-                if self._next() != ",":
-                    raise self._expected("',' delimiter")
-                self._at += 1
-        self._at += 1
-
-    def begins(self, mark: str) -> bool:
-        return self._next() == mark
-
-    def text(self, most: int) -> str:
-        """The string that begins here, of at most so many characters, quotes and escapes too."""
-        self._fill(AHEAD)
-        while True:
-            try:
-                text: str
-                text, end = _DECODER.raw_decode(self._text, self._at)
-            except JSONDecodeError as error:
-                here = len(self._text) - self._at
-                if here > most and error.msg.startswith("Unterminated"):
-                    raise self._too_long(most) from error
-                if here > most or self._first == self._end:
-                    raise
-                self._fill(min(2 * here, most + 1))
-            else:
-                self._move(end, most)
-                return text
-
-    def value(self) -> object:
-        """Whatever begins here, if it is short."""
-        self._next()
-        self._fill(AHEAD)
-        try:
-            value, end = _DECODER.raw_decode(self._text, self._at)
-        except JSONDecodeError as error:
-            cut = error.msg.startswith("Unterminated") and self._first < self._end
-            if cut or error.pos > self._at + MAX_ENTRY:
-                raise self._too_long(MAX_ENTRY) from error
-            raise
-        self._move(end, MAX_ENTRY)
-        return value
-
-    def finish(self) -> None:
-        if self._next():
-            raise JSONDecodeError("Extra data", self._text, self._at)
-
-    @contextmanager
-    def refusing(self) -> Iterator[None]:
-        """What is no JSON at all, said with its place in the header."""
-        try:
-            yield
-        except UnicodeDecodeError as error:
-            raise _Refused(f"it is not UTF-8 at its byte {error.start}") from error
-        except JSONDecodeError as error:
-            place = self._before + error.pos
-            raise _Refused(f"it is not JSON: {error.msg} (character {place})") from error
-        except RecursionError as error:
-            raise _Refused("its JSON is nested too deeply") from error
-
-    def _next(self) -> str:
-        """The next character that is no white space; none at the end."""
-        while (mark := self._text[self._at : self._at + 1]) in WHITE_SPACE:
-            if mark:
-                self._at = _SPACES.match(self._text, self._at).end()  # type: ignore[union-attr]
-            elif self._first < self._end:
-                self._fill(AHEAD)
-            else:
-                break
-        return mark
-
-    def _move(self, end: int, most: int) -> None:
-        if end - self._at > most:
-            raise self._too_long(most)
-        self._at = end
-
-    def _fill(self, count: int) -> None:
-        """Have so many characters in memory, or all that there are."""
-        while len(self._text) - self._at < count and self._first < self._end:
-            data = self._read(self._first, min(WINDOW, self._end - self._first))
-            if not data:
-                raise _Refused("it ends too early")
-            pending = len(self._decoder.getstate()[0])
-            try:
-                text = self._decoder.decode(data, self._first + len(data) == self._end)
-            except UnicodeDecodeError as error:
-                error.start += self._first - pending - LENGTH
-                raise
-            self._first += len(data)
-            self._before += self._at
-            self._text, self._at = self._text[self._at :] + text, 0
-
-    def _expected(self, what: str) -> JSONDecodeError:
-        return JSONDecodeError(f"Expecting {what}", self._text, self._at)
-
-    def _too_long(self, most: int) -> _Refused:
-        place = self._before + self._at
-        return _Refused(f"the value at its character {place} has more than {most} characters")
-
-
-def _parse(read: Read, length: int) -> tuple[dict[str, Found], dict[str, str], int]:
+def _parse(scanner: Scanner) -> tuple[dict[str, Found], dict[str, str], int]:
     """Tensors, metadata, and the number of bytes of all tensors."""
-    scanner = _Scanner(read, length)
     tensors: dict[str, Found] = {}
     offsets = array("q")  # begin and end of each
     metadata: dict[str, str] | None = None
@@ -336,85 +185,64 @@ def _parse(read: Read, length: int) -> tuple[dict[str, Found], dict[str, str], i
         scanner.begins("{")  # as the reader saw by its first byte
         for name in scanner.members():
             if name in tensors or (name == METADATA and metadata is not None):
-                raise _Refused(f"the header has the key {_shown(name)} twice")
+                raise BadHeader(f"the header has the key {_shown(name)} twice")
             if name == METADATA:
                 metadata = _metadata(scanner)
                 continue
             if len(tensors) == MAX_TENSORS:
-                raise _Refused(f"it holds more than {MAX_TENSORS} tensors")
+                raise BadHeader(f"it holds more than {MAX_TENSORS} tensors")
             written += len(name)
             if written > MAX_NAMES:
-                raise _Refused(f"the names of its tensors have more than {MAX_NAMES} characters")
+                raise BadHeader(f"the names of its tensors have more than {MAX_NAMES} characters")
             tensors[name], begin_and_end = _tensor(name, scanner)
             offsets.extend(begin_and_end)
         scanner.finish()
     if not tensors:
-        raise _Refused("it holds no tensors")
+        raise BadHeader("it holds no tensors")
     return tensors, metadata or {}, _covered(list(tensors), offsets)
 
 
-def _unique(pairs: list[tuple[str, object]]) -> dict[str, object] | _Doubled:
-    entries = dict(pairs)
-    if len(entries) < len(pairs):
-        (key, _), *_ = Counter(key for key, _ in pairs).most_common(1)
-        return _Doubled(key)
-    return entries
-
-
-def _natural(text: str) -> int | _Odd:
-    # Long ones are never converted: Python refuses to, and "-0" is no integer to other readers.
-    number = int(text) if text.isdigit() and len(text) < 20 else MAX_NUMBER + 1
-    return number if number <= MAX_NUMBER else _Odd(text)
-
-
-_INT = frozenset({int})  # bool is none
-_SPACES = re.compile(f"[{WHITE_SPACE}]*")
-_DECODER = JSONDecoder(
-    object_pairs_hook=_unique, parse_int=_natural, parse_float=_Odd, parse_constant=_Odd
-)
-
-
-def _metadata(scanner: _Scanner) -> dict[str, str]:
+def _metadata(scanner: Scanner) -> dict[str, str]:
     metadata: dict[str, str] = {}
     if not scanner.begins("{"):
-        raise _Refused(f"{METADATA} is {_shown(scanner.value())}, not an object")
+        raise BadHeader(f"{METADATA} is {_shown(scanner.value())}, not an object")
     size = 0
     for key in scanner.members():
         place = f"{METADATA}: {_shown(key)}"
         _check_name(key, place)
         if key in metadata:
-            raise _Refused(f"{METADATA} has the key {_shown(key)} twice")
+            raise BadHeader(f"{METADATA} has the key {_shown(key)} twice")
         if not scanner.begins('"'):
-            raise _Refused(f"{place} is {_shown(scanner.value())}, not a string")
+            raise BadHeader(f"{place} is {_shown(scanner.value())}, not a string")
         value = scanner.text(MAX_WRITTEN)
         if "\0" in value or not _encodable(value):
-            raise _Refused(f"{place} holds characters that are not text")
+            raise BadHeader(f"{place} holds characters that are not text")
         size += len(key) + len(value)
         if size > MAX_METADATA:
-            raise _Refused(f"{METADATA} has more than {MAX_METADATA} characters")
+            raise BadHeader(f"{METADATA} has more than {MAX_METADATA} characters")
         metadata[key] = value
     return metadata
 
 
-def _tensor(name: str, scanner: _Scanner) -> tuple[Found, tuple[int, int]]:
+def _tensor(name: str, scanner: Scanner) -> tuple[Found, tuple[int, int]]:
     """What a tensor is, and where its bytes begin and end."""
     place = f"tensor {_shown(name)}"
     _check_name(name, place)
     fields = _object(scanner.value(), place)
     if fields.keys() != KEYS:
         if missing := KEYS - fields.keys():
-            raise _Refused(f"{place} lacks {min(missing)}")
+            raise BadHeader(f"{place} lacks {min(missing)}")
         unknown = fields.keys() - KEYS
-        raise _Refused(f"{place} has the unknown key {_shown(min(unknown))}")
+        raise BadHeader(f"{place} has the unknown key {_shown(min(unknown))}")
     dtype = fields["dtype"]
     if type(dtype) is not str or dtype not in ITEMSIZE:
-        raise _Refused(f"{place} has the dtype {_shown(dtype)}, not one of {', '.join(ITEMSIZE)}")
+        raise BadHeader(f"{place} has the dtype {_shown(dtype)}, not one of {', '.join(ITEMSIZE)}")
     shape = _naturals(fields, "shape", place)
     if len(shape) > MAX_RANK:
-        raise _Refused(f"{place} has {len(shape)} dimensions, more than {MAX_RANK}")
+        raise BadHeader(f"{place} has {len(shape)} dimensions, more than {MAX_RANK}")
     offsets = _naturals(fields, "data_offsets", place)
     if len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise _Refused(f"{place}: data_offsets are {_shown(list(offsets))}, not [begin, end]")
+        raise BadHeader(f"{place}: data_offsets are {_shown(list(offsets))}, not [begin, end]")
     begin, end = offsets
     _check_size(place, shape, dtype, end - begin)
     return Found(shape, sys.intern(dtype)), (begin, end)
@@ -425,9 +253,9 @@ def _check_size(place: str, shape: tuple[int, ...], dtype: str, size: int) -> No
     expected = prod(shape) * itemsize
     # Without its zeros: other readers multiply in order, and overflow before they come to one.
     if (expected or prod(filter(None, shape)) * itemsize) > MAX_NUMBER:
-        raise _Refused(f"{place} is impossibly large: shape {_shown(list(shape))}")
+        raise BadHeader(f"{place} is impossibly large: shape {_shown(list(shape))}")
     if size != expected:
-        raise _Refused(
+        raise BadHeader(
             f"{place} has {size} bytes, but {dtype} {_shown(list(shape))} needs {expected}"
         )
 
@@ -440,7 +268,7 @@ def _covered(names: list[str], offsets: array[int]) -> int:
         begin = begins[number]
         if begin != expected:
             what = "leaves a hole" if begin > expected else "overlaps with another"
-            raise _Refused(
+            raise BadHeader(
                 f"tensor {_shown(names[number])} {what}: it begins at {begin} instead of {expected}"
             )
         expected = ends[number]
@@ -448,10 +276,10 @@ def _covered(names: list[str], offsets: array[int]) -> int:
 
 
 def _object(value: object, place: str) -> dict[str, object]:
-    if isinstance(value, _Doubled):
-        raise _Refused(f"{place} has the key {_shown(value.key)} twice")
+    if isinstance(value, DoubledKey):
+        raise BadHeader(f"{place} has the key {_shown(value.key)} twice")
     if not isinstance(value, dict):
-        raise _Refused(f"{place} is {_shown(value)}, not an object")
+        raise BadHeader(f"{place} is {_shown(value)}, not an object")
     return value
 
 
@@ -459,15 +287,15 @@ def _naturals(fields: dict[str, object], key: str, place: str) -> tuple[int, ...
     value = fields[key]
     if not isinstance(value, list) or not _INT.issuperset(map(type, value)):
         wanted = "a list of whole numbers from 0 to 2⁶³ - 1"
-        raise _Refused(f"{place}: {key} is {_shown(value)}, not {wanted}")
+        raise BadHeader(f"{place}: {key} is {_shown(value)}, not {wanted}")
     return tuple(value)
 
 
 def _check_name(name: str, place: str) -> None:
     if not 1 <= len(name) <= MAX_NAME:
-        raise _Refused(f"{place}: a name has 1 to {MAX_NAME} characters, not {len(name)}")
+        raise BadHeader(f"{place}: a name has 1 to {MAX_NAME} characters, not {len(name)}")
     if not name.isprintable():
-        raise _Refused(f"{place}: a name has only printable characters")
+        raise BadHeader(f"{place}: a name has only printable characters")
 
 
 def _encodable(text: str) -> bool:
@@ -480,7 +308,7 @@ def _encodable(text: str) -> bool:
 
 def _shown(value: object) -> str:
     """A value of the header for a message, of which megabytes or deep nesting are left out."""
-    if isinstance(value, dict | _Doubled):
+    if isinstance(value, dict | DoubledKey):
         return "an object"
     if isinstance(value, list):
         items = ("[…]" if isinstance(item, list) else _shown(item) for item in value[:SHOWN])
