@@ -23,8 +23,7 @@ from starlette.routing import Match
 
 from app.downloads import RangeNotSatisfiable
 from grasp_core.config import plain_words
-from grasp_core.errors import GraspError
-from grasp_core.manifest import shorten
+from grasp_core.errors import GraspError, shorten
 from registry.database import explain
 from registry.errors import Conflict
 from registry.logs import get_log

@@ -18,6 +18,8 @@ from pydantic import (
     model_validator,
 )
 
+from grasp_core.errors import shorten
+
 # Unicode's control characters and line separators: no part of a name that is shown in a line.
 CONTROL = r"\x00-\x1f\x7f-\x9f\u2028\u2029"
 NAME_SHOWN = 100  # characters of a name, in a message
@@ -28,7 +30,7 @@ def require_text(name: str) -> str:
     """The name of a class. Raises ValueError if it holds characters that no line can show."""
     if found := _NOT_TEXT.search(name):
         raise ValueError(
-            f"the class name {name[:NAME_SHOWN]!r} holds the control character {found[0]!r}"
+            f"the class name {shorten(name, NAME_SHOWN)!r} holds the control character {found[0]!r}"
         )
     return name
 

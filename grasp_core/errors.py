@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 MAX_CHARACTERS = 2000  # of the names of tensors in an answer, for each way in which they differ
 
 
+def shorten(text: str, characters: int) -> str:
+    """For a message: names that a stranger chose can have megabytes."""
+    return text if len(text) <= characters else f"{text[: characters - 1]}…"
+
+
 class GraspError(Exception):
     """Base of all errors of this package; `hint` says what the user can do about it."""
 

@@ -7,7 +7,7 @@ from itertools import accumulate, islice, takewhile
 from typing import Literal, NamedTuple
 
 from grasp_core.config import Frozen
-from grasp_core.errors import CheckpointMismatch
+from grasp_core.errors import CheckpointMismatch, shorten
 
 SHOWN = 10  # names per kind of mismatch in a message; the error's attributes have them all
 SHOWN_CHARACTERS = 100  # of each of them
@@ -146,7 +146,3 @@ def _count_within(names: Iterable[str], characters: int) -> int:
 def _shortened(names: list[str]) -> str:
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(shorten(name, SHOWN_CHARACTERS) for name in names[:SHOWN]) + more
-
-
-def shorten(text: str, characters: int) -> str:
-    return text if len(text) <= characters else f"{text[: characters - 1]}…"

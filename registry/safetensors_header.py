@@ -16,7 +16,7 @@ from array import array
 from math import prod
 from typing import NamedTuple
 
-from grasp_core.errors import CheckpointError
+from grasp_core.errors import CheckpointError, shorten
 from grasp_core.manifest import Found
 from registry.header_json import MAX_NUMBER, BadHeader, DoubledKey, Read, Scanner
 
@@ -315,4 +315,4 @@ def _shown(value: object) -> str:
         text = f"[{', '.join(items)}]"
     else:
         text = repr(value[:SHOWN] if type(value) is str else value)
-    return text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"
+    return shorten(text, SHOWN)
