@@ -19,7 +19,7 @@ from app.fields import (
 )
 from grasp_core.config import FoldConfig, PreprocessingOverrides
 from registry.states import JobKind, JobStatus, ModelStatus, TargetStatus
-from registry.tables import DeviceClass, Problem
+from registry.tables import DeviceClass, ProblemKind
 
 Item = TypeVar("Item")
 
@@ -268,7 +268,7 @@ class VersionRead(Out):
     rollback_of: int | None = Field(description="The version that this one equals.")
     metrics: dict[str, Any]
     available: bool = Field(description="False: retention deleted the weights.")
-    problem: Problem | None = Field(
+    problem: ProblemKind | None = Field(
         None, description="What is known to be wrong with the stored weights."
     )
     job: str

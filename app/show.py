@@ -6,7 +6,7 @@ from typing import Any
 from app.schemas import JobRead, ModelRead, SourceRead, TargetRead, UploadRead, VersionRead
 from app.tus import read_metadata
 from registry.states import RETRIABLE, TERMINAL
-from registry.tables import Job, Model, Problem, Source, Target, Upload, Version
+from registry.tables import Job, Model, ProblemKind, Source, Target, Upload, Version
 from registry.transitions import Failure
 
 
@@ -155,7 +155,7 @@ def show_upload(upload: Upload) -> UploadRead:
     )
 
 
-def show_version(version: Version, problem: Problem | None = None) -> VersionRead:
+def show_version(version: Version, problem: ProblemKind | None = None) -> VersionRead:
     me = f"/models/{version.model_id}/versions/{version.number}"
     return VersionRead(
         number=version.number,

@@ -19,18 +19,18 @@ from sqlalchemy.orm import Session
 from registry.blobs import BlobDamaged, BlobMissing, StorageError
 from registry.database import Database
 from registry.references import is_referenced
-from registry.tables import BlobProblem, Model, Problem, Target, Version
+from registry.tables import BlobProblem, Model, ProblemKind, Target, Version
 from registry.transitions import Failure, change
 
 # Between two looks at a blob that jobs wait for: as long as it has been known, within these.
 SOONEST = timedelta(minutes=1)
 LATEST = timedelta(hours=1)  # reading it may mean to download gigabytes
-CODES: dict[Problem, str] = {
+CODES: dict[ProblemKind, str] = {
     "damaged": BlobDamaged.code,
     "missing": BlobMissing.code,
     "unreadable": StorageError.code,
 }
-WORDS: dict[Problem, str] = {
+WORDS: dict[ProblemKind, str] = {
     "damaged": "is damaged: its bytes are not those that were stored",
     "missing": "is missing from the store",
     "unreadable": "cannot be read from the store",
@@ -46,7 +46,7 @@ class Input:
     remedy: str
     shared: bool = False  # all jobs of the queue need it
 
-    def failure(self, problem: Problem) -> Failure:
+    def failure(self, problem: ProblemKind) -> Failure:
         """What is wrong with it, for whoever needs it."""
         message = f"{self.words} {WORDS[problem]} (sha256 {self.sha256})"
         return Failure(CODES[problem], message, self.remedy, retryable=problem == "unreadable")
@@ -80,7 +80,7 @@ def target_input(target: Target) -> Input:
     )
 
 
-def problem_of(error: StorageError) -> Problem:
+def problem_of(error: StorageError) -> ProblemKind:
     match error:
         case BlobDamaged():
             return "damaged"
@@ -90,7 +90,7 @@ def problem_of(error: StorageError) -> Problem:
             return "unreadable"
 
 
-def note_problem(session: Session, sha256: str, problem: Problem, now: datetime) -> None:
+def note_problem(session: Session, sha256: str, problem: ProblemKind, now: datetime) -> None:
     """Somebody tried to read it; the longer it is known, the later it is worth another try.
 
     Who tries before that time, as downloads do, does not put it off.
@@ -112,17 +112,17 @@ def forget_problems(session: Session, names: Iterable[str]) -> None:
     session.execute(delete(BlobProblem).where(BlobProblem.sha256.in_(list(names))))
 
 
-def find_problems(session: Session, names: Iterable[str]) -> dict[str, Problem]:
+def find_problems(session: Session, names: Iterable[str]) -> dict[str, ProblemKind]:
     """By sha256, what is wrong with those of these blobs that are known to be bad."""
     known = select(BlobProblem.sha256, BlobProblem.problem)
     found = session.execute(known.where(BlobProblem.sha256.in_(list(names))))
     return {row.sha256: row.problem for row in found}
 
 
-def count_problems(session: Session) -> dict[Problem, int]:
+def count_problems(session: Session) -> dict[ProblemKind, int]:
     """Bad blobs of every kind, also where there are none."""
     counted = select(BlobProblem.problem, func.count()).group_by(BlobProblem.problem)
-    counts: dict[Problem, int] = dict.fromkeys(get_args(Problem), 0)
+    counts: dict[ProblemKind, int] = dict.fromkeys(get_args(ProblemKind), 0)
     return counts | {row.problem: row[1] for row in session.execute(counted)}
 
 

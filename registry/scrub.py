@@ -8,7 +8,7 @@ from registry.damage import find_problems, forget_problems, note_problem, proble
 from registry.database import Database
 from registry.queue import ring_waiting
 from registry.references import find_uses, is_referenced
-from registry.tables import Problem, utc_now
+from registry.tables import ProblemKind, utc_now
 
 
 class Report(NamedTuple):
@@ -17,7 +17,7 @@ class Report(NamedTuple):
     number: int
     total: int
     sha256: str
-    problem: Problem | None
+    problem: ProblemKind | None
     uses: list[str]  # what refers to it
 
 
@@ -36,7 +36,7 @@ def scrub(database: Database, store: BlobStore) -> Iterator[Report]:
         yield Report(number, len(names), sha256, problem, uses.get(sha256, []))
 
 
-def _problem(database: Database, store: BlobStore, sha256: str) -> Problem | None:
+def _problem(database: Database, store: BlobStore, sha256: str) -> ProblemKind | None:
     try:
         store.verify(sha256)
     except BlobMissing:
@@ -47,7 +47,7 @@ def _problem(database: Database, store: BlobStore, sha256: str) -> Problem | Non
     return None
 
 
-def _note(database: Database, sha256: str, problem: Problem | None) -> None:
+def _note(database: Database, sha256: str, problem: ProblemKind | None) -> None:
     """What rows refer to; most is as it was, and nothing is written then."""
     with database.read() as session:
         known = find_problems(session, [sha256]).get(sha256)

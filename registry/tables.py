@@ -24,7 +24,7 @@ from registry.states import ACTIVE, MOVES, JobKind, JobStatus, ModelStatus, Targ
 
 Scope = Literal["read", "write", "admin"]
 DeviceClass = Literal["gpu", "cpu"]
-Problem = Literal["damaged", "missing", "unreadable"]
+ProblemKind = Literal["damaged", "missing", "unreadable"]
 Json = dict[str, Any]
 
 
@@ -67,7 +67,7 @@ class Base(DeclarativeBase):
         ModelStatus: String(16),
         Scope: String(16),
         DeviceClass: String(16),
-        Problem: String(16),
+        ProblemKind: String(16),
     }
 
 
@@ -261,7 +261,7 @@ class BlobProblem(Base):
     __tablename__ = "blob_problems"
 
     sha256: Mapped[str] = mapped_column(SHA256, primary_key=True)
-    problem: Mapped[Problem]
+    problem: Mapped[ProblemKind]
     noticed_at: Mapped[datetime]
     look_at: Mapped[datetime]  # not before then do jobs that all need it try to read it
 

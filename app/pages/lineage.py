@@ -13,7 +13,7 @@ from app.pages.words import percent
 from app.schemas import VersionRead
 from app.show import show_version
 from registry.damage import find_problems
-from registry.tables import Model, Problem, Source, Version
+from registry.tables import Model, ProblemKind, Source, Version
 
 MOST_VERSIONS = 100  # on a chart and in a table; the API lists all
 MOST_COLUMNS = 10
@@ -74,7 +74,7 @@ def load_lineage(session: Session, model: Model) -> list[Entry]:
 
 
 def _entry(
-    version: Version, source: str | None, before: Entry | None, problem: Problem | None
+    version: Version, source: str | None, before: Entry | None, problem: ProblemKind | None
 ) -> Entry:
     val = accuracy(version.metrics, "val")
     earlier = before.val if before else None

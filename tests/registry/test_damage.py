@@ -19,12 +19,12 @@ from registry.damage import (
 )
 from registry.local_blobs import LocalBlobStore
 from registry.scrub import scrub
-from registry.tables import BlobProblem, Problem
+from registry.tables import BlobProblem, ProblemKind
 from registry.targets import create_target
 from tests.registry.conftest import START, World, blob
 
 
-def note(world: World, content: str, problem: Problem = "damaged") -> None:
+def note(world: World, content: str, problem: ProblemKind = "damaged") -> None:
     with world.database.write() as session:
         note_problem(session, blob(content).sha256, problem, world.now)
 
@@ -34,7 +34,7 @@ def forget(world: World, content: str) -> None:
         forget_problems(session, [blob(content).sha256])
 
 
-def known(world: World, *contents: str) -> list[Problem | None]:
+def known(world: World, *contents: str) -> list[ProblemKind | None]:
     names = [blob(content).sha256 for content in contents]
     with world.database.read() as session:
         found = find_problems(session, names)
@@ -148,7 +148,7 @@ def test_what_nothing_needs_is_no_problem(world: World) -> None:
 
 
 @pytest.mark.parametrize("problem", ["damaged", "missing", "unreadable"])
-def test_a_model_says_what_its_jobs_wait_for(world: World, problem: Problem) -> None:
+def test_a_model_says_what_its_jobs_wait_for(world: World, problem: ProblemKind) -> None:
     model, other = world.ready_model("faces"), world.ready_model("other")
     world.fold(model, "a", "weights")
     world.fold(other, "a", "other weights")
