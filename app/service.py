@@ -1,15 +1,14 @@
 """What every request needs, opened once per process."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Annotated, TypeVar, TypeVarTuple
+from typing import Annotated
 
-from anyio import CapacityLimiter, to_thread
 from fastapi import Depends, Request
 from sqlalchemy.exc import DBAPIError
 
 from app.fetching import FetchPolicy
-from grasp_core.errors import GraspError
+from app.turns import Turns
 from registry.bell import open_bell
 from registry.blobs import BlobDamaged, BlobMissing, BlobStore
 from registry.damage import note_problem, problem_of
@@ -19,44 +18,6 @@ from registry.integrity import Verifier
 from registry.settings import Settings
 from registry.storage import open_store
 from registry.tables import utc_now
-
-MAX_WAITING = 16  # a megabyte each
-
-T = TypeVar("T")
-Args = TypeVarTuple("Args")
-
-
-class Busy(GraspError):
-    """Refused, though not for what it is."""
-
-    code = "unavailable"
-
-
-class Turns:
-    """Threads for what strangers can make large: few at once, so that their memory has an end.
-
-    What takes long is done one by one: two at once would take as long, and twice the memory. It
-    keeps neither what is short nor other requests from their threads.
-    """
-
-    def __init__(self) -> None:
-        self._long, self._short = CapacityLimiter(1), CapacityLimiter(4)
-        self._waiting = 0
-
-    @contextmanager
-    def room(self) -> Iterator[None]:
-        """For something large that waits for its turn. Raises Busy where many do."""
-        if self._waiting >= MAX_WAITING:
-            raise Busy("too many large requests at once", hint="try again in a while")
-        self._waiting += 1
-        try:
-            yield
-        finally:
-            self._waiting -= 1
-
-    async def run(self, takes_long: bool, do: Callable[[*Args], T], *args: *Args) -> T:
-        limiter = self._long if takes_long else self._short
-        return await to_thread.run_sync(do, *args, limiter=limiter)
 
 
 class Service:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from app.receiving import BATCH, BATCHES, batched
-from app.service import Turns
+from app.turns import Turns
 
 
 @pytest.mark.parametrize(("takes_long", "most"), [(True, 1), (False, 4)])
