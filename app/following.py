@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 from app.schemas import JobRead
 from app.show import show_job
 from registry.database import Database
-from registry.logs import Trouble, get_log
+from registry.logs import RepeatedWarning, get_log
 from registry.states import TERMINAL
 from registry.tables import Job
 
@@ -99,7 +99,7 @@ class Following:
         self._database = database
         self._jobs: dict[str, FollowedJob] = {}
         self._looking: asyncio.Task[None] | None = None
-        self._trouble = Trouble(log)
+        self._warning = RepeatedWarning(log)
 
     @contextmanager
     def follow(self, state: JobState) -> Iterator[FollowedJob]:
@@ -127,9 +127,9 @@ class Following:
             await asyncio.sleep(LOOK_SECONDS)
             try:
                 await self.look()
-                self._trouble.over()
+                self._warning.clear()
             except Exception as error:
-                self._trouble.tell("followed jobs cannot be looked at", error=str(error))
+                self._warning.log("followed jobs cannot be looked at", error=str(error))
 
     async def look(self) -> None:
         """Tell everybody what has changed since the last look."""

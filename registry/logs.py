@@ -19,7 +19,7 @@ SHARED: tuple[structlog.typing.Processor, ...] = (
     structlog.processors.StackInfoRenderer(),
 )
 
-REMIND_S = 600.0  # between two lines about the same trouble
+REMIND_S = 600.0  # between two lines of the same warning
 
 
 def configure_logs(settings: Settings | None = None) -> None:
@@ -60,22 +60,22 @@ def get_log(name: str) -> Any:
     return structlog.stdlib.get_logger(name)
 
 
-class Trouble:
-    """Something that goes wrong again and again: logged when it begins or changes, then rarely."""
+class RepeatedWarning:
+    """Of what goes wrong again and again: logged when it begins or changes, and then rarely."""
 
     def __init__(self, log: Any) -> None:
         self._log = log
-        self._told: tuple[str, dict[str, str]] | None = None
-        self._told_at = -math.inf
+        self._logged: tuple[str, dict[str, str]] | None = None
+        self._logged_at = -math.inf
 
-    def tell(self, event: str, **details: str) -> None:
+    def log(self, event: str, **details: str) -> None:
         now = time.monotonic()
-        if (event, details) != self._told or now - self._told_at > REMIND_S:
+        if (event, details) != self._logged or now - self._logged_at > REMIND_S:
             self._log.warning(event, **details)
-            self._told, self._told_at = (event, details), now
+            self._logged, self._logged_at = (event, details), now
 
-    def over(self) -> None:
+    def clear(self) -> None:
         """It works; said only where it did not before."""
-        if self._told is not None:
-            self._log.info("that is over", trouble=self._told[0])
-            self._told = None
+        if self._logged is not None:
+            self._log.info("that is over", trouble=self._logged[0])
+            self._logged = None

@@ -29,7 +29,7 @@ from registry.damage import (
 from registry.database import Database, explain
 from registry.errors import LeaseLost, StaleBase
 from registry.integrity import Verifier
-from registry.logs import Trouble, get_log
+from registry.logs import RepeatedWarning, get_log
 from registry.queue import Lease
 from registry.settings import Settings
 from registry.tables import utc_now
@@ -72,7 +72,7 @@ class Attempt:
     _stage: str | None = None
     _unwritten: Progressed | None = None
     _files: dict[Path, Input] = field(default_factory=dict)  # what the child reads
-    _trouble: Trouble = field(default_factory=lambda: Trouble(log))
+    _warning: RepeatedWarning = field(default_factory=lambda: RepeatedWarning(log))
 
     def run(self) -> None:
         """Bring the attempt to an end, whatever happens; of a lost one nothing is kept.
@@ -232,7 +232,7 @@ class Attempt:
 
     def _forgive(self, error: OperationalError) -> None:
         what, hint = explain(error)
-        self._trouble.tell(what, error=str(error.orig), hint=hint)
+        self._warning.log(what, error=str(error.orig), hint=hint)
         if time.monotonic() - self._renewed > self.settings.lease_seconds:
             raise LeaseLost("the lease could not be renewed in time") from error
 

@@ -20,7 +20,7 @@ from registry.database import Database, explain
 from registry.home import open_home
 from registry.ids import new_id
 from registry.integrity import Verifier
-from registry.logs import Trouble, configure_logs, get_log
+from registry.logs import RepeatedWarning, configure_logs, get_log
 from registry.queue import Lease, claim, ring_waiting
 from registry.settings import Settings
 from registry.storage import open_store
@@ -64,7 +64,7 @@ class Worker:
         self._cleaned = -math.inf
         self._seen = -math.inf
         self._store_failed = False
-        self._trouble = Trouble(log)
+        self._warning = RepeatedWarning(log)
         self._plan = plan
         self._warm = warm
         self._tally = Tally()
@@ -159,16 +159,16 @@ class Worker:
         """
         try:
             found = self.run_next()
-            self._trouble.over()
+            self._warning.clear()
             return 0.0 if found else self.settings.look_seconds
         except (OperationalError, InternalError) as error:
             what, hint = explain(error)
-            self._trouble.tell(what, error=str(error.orig), hint=hint)
+            self._warning.log(what, error=str(error.orig), hint=hint)
         except ProgrammingError as error:
             what = "the tables are not of this release"
-            self._trouble.tell(what, error=str(error.orig), hint=MIGRATE)
+            self._warning.log(what, error=str(error.orig), hint=MIGRATE)
         except StorageError as error:
-            self._trouble.tell("the store does not answer", error=str(error))
+            self._warning.log("the store does not answer", error=str(error))
             self._store_failed = True
         return self.settings.poll_seconds
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import pytest
 import structlog
 
-from registry.logs import Trouble, configure_logs, get_log
+from registry.logs import RepeatedWarning, configure_logs, get_log
 from registry.settings import Settings
 
 pytestmark = pytest.mark.usefixtures("no_settings")
@@ -222,27 +222,27 @@ def test_configuring_twice_writes_once(capsys: pytest.CaptureFixture[str]) -> No
     assert len(lines(capsys)) == 1
 
 
-def test_a_trouble_is_told_when_it_begins_or_changes_and_when_it_is_over(
+def test_a_warning_is_logged_when_it_begins_or_changes_and_when_it_is_over(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     configured("json", "info")
     now = 0.0
     monkeypatch.setattr("registry.logs.time.monotonic", lambda: now)
-    trouble = Trouble(get_log("worker"))
+    warning = RepeatedWarning(get_log("worker"))
 
-    def told(error: str) -> list[str]:
-        trouble.tell("it fails", error=error)
+    def logged(error: str) -> list[str]:
+        warning.log("it fails", error=error)
         return [line["error"] for line in lines(capsys)]
 
-    trouble.over()  # there was none
-    assert told("a") == ["a"]
-    assert told("a") == []
-    assert told("b") == ["b"]
+    warning.clear()  # there was none
+    assert logged("a") == ["a"]
+    assert logged("a") == []
+    assert logged("b") == ["b"]
     now = 1000.0
-    assert told("b") == ["b"]  # a reminder
-    trouble.over()
-    trouble.over()
+    assert logged("b") == ["b"]  # a reminder
+    warning.clear()
+    warning.clear()
     assert [(line["event"], line["trouble"]) for line in lines(capsys)] == [
         ("that is over", "it fails")
     ]
-    assert told("b") == ["b"]
+    assert logged("b") == ["b"]
