@@ -38,10 +38,10 @@ log = get_log(__name__)
 
 
 class Limits(NamedTuple):
-    connections: int = 4096
-    per_address: int = 1024
-    head_seconds: float = 20.0
-    stall_seconds: float = 120.0
+    connections: int
+    per_address: int
+    head_seconds: float
+    stall_seconds: float
 
     @classmethod
     def of(cls, settings: Settings) -> "Limits":

@@ -21,9 +21,16 @@ from uvicorn.server import ServerState
 from app.connections import MAX_BODIES, RESERVE, BoundedProtocol, Connections, Limits
 from app.metrics_requests import CLOSED_CONNECTIONS
 from app.requests import CROWDED
+from registry.settings import Settings
 from tests.worker.waiting import until
 
-BRIEF = Limits(head_seconds=0.3, stall_seconds=0.4)
+
+def limited(**changes: Any) -> Limits:
+    """The limits that are usual, but for these."""
+    return Limits.of(Settings())._replace(**changes)
+
+
+BRIEF = limited(head_seconds=0.3, stall_seconds=0.4)
 UPLOAD = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n"
 DOWNLOAD = b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n"
 LARGE = 30_000_000  # more than the buffers of both ends hold
@@ -122,7 +129,7 @@ def test_a_body_that_stops_is_answered_and_ends() -> None:
 
 
 def test_a_slow_body_arrives() -> None:
-    with serving(Limits(head_seconds=0.3, stall_seconds=2.0)) as connect, connect() as connection:
+    with serving(limited(head_seconds=0.3, stall_seconds=2.0)) as connect, connect() as connection:
         connection.sendall(UPLOAD)
         for _ in range(25):  # for twice as long as it may stall
             connection.sendall(b"x" * 4000)
@@ -141,7 +148,7 @@ def test_a_reader_that_takes_nothing_ends() -> None:
 
 
 def test_a_reader_that_takes_its_time_gets_all() -> None:
-    with serving(Limits(stall_seconds=1.0)) as connect, connect() as connection:
+    with serving(limited(stall_seconds=1.0)) as connect, connect() as connection:
         connection.sendall(DOWNLOAD)
         received = b""
         while len(received) < LARGE:
@@ -153,7 +160,7 @@ def test_a_reader_that_takes_its_time_gets_all() -> None:
 
 def test_silent_connections_make_room() -> None:
     before = closed("limit")
-    with serving(Limits(connections=5)) as connect:
+    with serving(limited(connections=5)) as connect:
         silent = [connect() for _ in range(50)]
         with connect() as connection:
             connection.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
@@ -216,7 +223,7 @@ def in_a_loop(test: Callable[[], None]) -> None:
 )
 def test_one_address_has_its_share(address: str, neighbour: str, stranger: str) -> None:
     def test() -> None:
-        visitors = Visitors(Limits(per_address=2))
+        visitors = Visitors(limited(per_address=2))
         first, second = (visitors.connect(address)[1] for _ in range(2))
         _, other = visitors.connect(stranger)
         _, third = visitors.connect(neighbour)
@@ -227,7 +234,7 @@ def test_one_address_has_its_share(address: str, neighbour: str, stranger: str) 
 
 def test_one_address_with_requests_under_way_gets_no_more() -> None:
     def test() -> None:
-        visitors = Visitors(Limits(per_address=2))
+        visitors = Visitors(limited(per_address=2))
         busy = [visitors.connect("192.0.2.1", UPLOAD)[1] for _ in range(2)]
         _, third = visitors.connect("192.0.2.1")
         assert [wire.ended for wire in (*busy, third)] == [False, False, True]
@@ -240,7 +247,7 @@ def test_one_address_with_requests_under_way_gets_no_more() -> None:
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.2", "::1"])
 def test_this_machine_may_be_a_proxy_for_everyone(address: str) -> None:
     def test() -> None:
-        visitors = Visitors(Limits(per_address=1))
+        visitors = Visitors(limited(per_address=1))
         assert not any(visitors.connect(address)[1].ended for _ in range(5))
 
     in_a_loop(test)
@@ -248,7 +255,7 @@ def test_this_machine_may_be_a_proxy_for_everyone(address: str) -> None:
 
 def test_beyond_the_limit_only_health_is_told() -> None:
     def test() -> None:
-        visitors = Visitors(Limits(connections=3))
+        visitors = Visitors(limited(connections=3))
         busy = [visitors.connect("192.0.2.1", UPLOAD) for _ in range(3)]
         health, _ = visitors.connect("192.0.2.2", b"GET /healthz?x HTTP/1.1\r\n\r\n")
         model, _ = visitors.connect("192.0.2.2", b"GET /models HTTP/1.1\r\n\r\n")
@@ -266,7 +273,7 @@ def test_beyond_the_limit_only_health_is_told() -> None:
 
 def test_so_many_bodies_at_once() -> None:
     def test() -> None:
-        visitors = Visitors(Limits())
+        visitors = Visitors(limited())
         sending = [visitors.connect("192.0.2.1", UPLOAD)[0] for _ in range(MAX_BODIES)]
         too_many, _ = visitors.connect("192.0.2.1", UPLOAD)
         reading, _ = visitors.connect("192.0.2.1", DOWNLOAD)
@@ -282,7 +289,7 @@ def test_so_many_bodies_at_once() -> None:
 
 def test_heads_of_all_together_have_an_end() -> None:
     def test() -> None:
-        visitors = Visitors(Limits())
+        visitors = Visitors(limited())
         begun = b"GET / HTTP/1.1\r\nX-Long: " + b"x" * 60_000
         wires = [visitors.connect("192.0.2.1", begun)[1] for _ in range(1000)]
         ended = [wire.ended for wire in wires]

@@ -151,7 +151,7 @@ def send(pieces: Iterable[bytes]) -> Wire:
 
     async def run() -> Wire:
         config = uvicorn.Config(answer, lifespan="off", log_config=None)
-        connections = Connections(Limits())
+        connections = Connections(Limits.of(Settings()))
         protocol = BoundedProtocol(config, ServerState(), {}, connections=connections)
         wire = Wire()
         protocol.connection_made(wire)
