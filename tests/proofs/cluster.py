@@ -18,7 +18,15 @@ from registry.settings import Settings
 from registry.states import TERMINAL, JobStatus
 from registry.tables import Job
 from tests.service.client import Client
-from tests.service.harness import SERVE, WORKER, Process, children_of, free_port, none_left
+from tests.service.harness import (
+    SERVE,
+    WORKER,
+    Process,
+    children_of,
+    free_port,
+    is_ready,
+    none_left,
+)
 from tests.worker.waiting import PATIENCE_S, until
 
 
@@ -148,7 +156,4 @@ class Cluster:
 
 def _answers(api: Process, http: httpx.Client) -> bool:
     assert api.alive, api.log.read_text()
-    try:
-        return http.get("/readyz").status_code == 200
-    except httpx.TransportError:
-        return False
+    return is_ready(http)

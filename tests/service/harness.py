@@ -62,6 +62,14 @@ def free_port() -> int:
             return port
 
 
+def is_ready(http: httpx.Client) -> bool:
+    """Whether an API answers, and has all that it needs."""
+    try:
+        return http.get("/readyz").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
 class Process:
     """A process of its own, with a pipe for its standard input and a file for its words."""
 
@@ -128,10 +136,7 @@ class Harness:
 
     def _answers(self) -> bool:
         assert self.api.alive, self.api.log.read_text()
-        try:
-            return self.client.get("/readyz").status_code == 200
-        except httpx.TransportError:
-            return False
+        return is_ready(self.client)
 
     def restart_api(self) -> None:
         """As whatever looks after it would, once it died."""

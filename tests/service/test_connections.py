@@ -9,19 +9,12 @@ import httpx
 import pytest
 
 from registry.settings import Settings
-from tests.service.harness import SERVE, Process, free_port
+from tests.service.harness import SERVE, Process, free_port, is_ready
 from tests.worker.waiting import until
 
 FILES = 192  # of which connections get fewer than bodies may arrive at once
 HALF = b"POST /models HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\n{"
 LIMITED = ("bash", "-c", f'ulimit -n {FILES}; exec "$@"', "bash", *SERVE)
-
-
-def answers(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/readyz").status_code == 200
-    except httpx.TransportError:
-        return False
 
 
 @pytest.mark.parametrize("head", [b"", HALF])
@@ -31,7 +24,8 @@ def test_more_connections_than_files_do_not_make_it_unreachable(home: Path, head
     served = Settings(home=home, **chosen)
     url = f"http://127.0.0.1:{served.port}"
     with Process(LIMITED, served) as process, ExitStack() as taken:
-        until(lambda: answers(url))
+        with httpx.Client(base_url=url) as client:
+            until(lambda: is_ready(client))
         for _ in range(FILES + 50):
             connection = socket.create_connection(("127.0.0.1", served.port), timeout=30)
             taken.enter_context(connection).sendall(head)
