@@ -18,7 +18,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from app.errors import problem
+from app.errors import STATUS, problem
 from app.metrics_requests import CLOSED_CONNECTIONS, OPEN_CONNECTIONS
 from app.peers import PEER_UID, peer_uid
 from app.requests import CROWDED, LINGER_SECONDS, QUIET, STOPPING, has_body, turned_away
@@ -213,7 +213,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._head_bytes > MAX_HEAD or self._head_lines > MAX_HEADERS:
             self._refuse_head()
         else:
-            self._answer(_problem(400, "invalid_http", msg))
+            self._answer(_problem("invalid_http", msg))
 
     def on_message_begin(self) -> None:
         self._head_bytes = self._head_lines = 0
@@ -305,7 +305,7 @@ class BoundedProtocol(HttpToolsProtocol):
             CLOSED_CONNECTIONS.labels("body").inc()
             detail = f"too little of the body came: a stalled upload needs {MIN_BODY} bytes every"
             detail += f" {self._all.limits.stall_seconds:g} seconds"
-            self._answer_request(_problem(408, "too_slow", detail))
+            self._answer_request(_problem("too_slow", detail))
         else:
             self._all.close(self, waits_for)
 
@@ -321,7 +321,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _refuse_head(self) -> None:
         detail = f"the head of a request may have {MAX_HEAD} bytes and {MAX_HEADERS} headers"
-        self._answer(_problem(431, "head_too_large", detail))
+        self._answer(_problem("head_too_large", detail))
 
     def _answer_request(self, answer: Response) -> None:
         """The application sees that the client is gone. The rest of a body is awaited for a while:
@@ -344,8 +344,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.close()
 
 
-def _problem(status: int, code: str, detail: str) -> Response:
-    return problem(status, code, detail, headers={"Connection": "close"})
+def _problem(code: str, detail: str) -> Response:
+    return problem(STATUS[code], code, detail, headers={"Connection": "close"})
 
 
 def _origin(address: str) -> bytes:
