@@ -17,6 +17,8 @@ from typing import Any
 import httpx
 import psutil
 
+from registry.database import Database
+from registry.keys import create_key
 from registry.settings import Settings
 from tests.worker.waiting import PATIENCE_S, until
 
@@ -60,6 +62,16 @@ def free_port() -> int:
             except OSError:
                 continue
             return port
+
+
+def make_key(settings: Settings) -> tuple[str, str]:
+    """Its id, and the key."""
+    database = Database(settings.database)
+    database.migrate()
+    with database.write() as session:
+        key, secret = create_key(session, "ann", "write")
+    database.close()
+    return key.id, secret
 
 
 def is_ready(http: httpx.Client) -> bool:
@@ -124,9 +136,8 @@ class Harness:
     def __init__(self, home: Path, *, workers: int, **options: Any) -> None:
         chosen: dict[str, Any] = {"poll_seconds": 0.05, "warm_spare": False}
         self.settings = Settings(home=home, port=free_port(), workers=0, **chosen | options)
-        self.client = httpx.Client(
-            base_url=f"http://127.0.0.1:{self.settings.port}", timeout=PATIENCE_S
-        )
+        self.url = f"http://127.0.0.1:{self.settings.port}"
+        self.client = httpx.Client(base_url=self.url, timeout=PATIENCE_S)
         self.api = Process(SERVE, self.settings)
         self.wait_for_api()
         self.workers = [Process(WORKER, self.settings) for _ in range(workers)]

@@ -16,8 +16,7 @@ import pytest
 from registry.settings import Settings
 from tests.service.client import Client
 from tests.service.fake_folds import checkpoint
-from tests.service.harness import Harness, free_port
-from tests.service.test_strangers import make_key
+from tests.service.harness import Harness, free_port, make_key
 from tests.users import as_root
 from tests.worker.waiting import PATIENCE_S, until
 
@@ -67,16 +66,12 @@ def _listens(port: int) -> bool:
         return client.connect_ex(("127.0.0.1", port)) == 0
 
 
-def api_of(service: Harness) -> str:
-    return f"http://127.0.0.1:{service.settings.port}"
-
-
 @as_root
 def test_a_default_proxy_opens_nothing_without_keys(home: Path) -> None:
     port = free_port()
     with (
         Harness(home, workers=0) as service,
-        nginx(DEFAULT.format(port=port, api=api_of(service)), port) as stranger,
+        nginx(DEFAULT.format(port=port, api=service.url), port) as stranger,
     ):
         assert stranger.get("/healthz").status_code == 200
         for method, path in (("GET", "/models"), ("GET", "/metrics"), ("POST", "/targets?name=x")):
@@ -94,7 +89,7 @@ def test_the_documented_proxy_opens_nothing_without_keys(home: Path) -> None:
     port = free_port()
     with (
         Harness(home, workers=0) as service,
-        nginx(documented(port, api_of(service)), port) as stranger,
+        nginx(documented(port, service.url), port) as stranger,
     ):
         answer = stranger.get("/models")
         assert (answer.status_code, answer.json()["code"]) == (401, "unauthorized")
@@ -105,7 +100,7 @@ def test_with_keys_the_documented_proxy_lets_everything_through(home: Path) -> N
     port = free_port()
     with (
         Harness(home, workers=0) as service,
-        nginx(documented(port, api_of(service)), port) as client,
+        nginx(documented(port, service.url), port) as client,
     ):
         assert client.get("/models").status_code == 401
         client.headers["Authorization"] = f"Bearer {secret}"
@@ -129,7 +124,7 @@ def test_nginx_sends_blobs_of_a_folder_that_is_open_to_it(home: Path) -> None:
         Path(folder).chmod(0o755)
         chosen = {"blob_url": f"file://{folder}", "accel_redirect": "/blobs"}
         with Harness(home, workers=1, **chosen) as service:
-            server = documented(port, api_of(service)).replace(
+            server = documented(port, service.url).replace(
                 "location / ", f"location /blobs/ {{ internal; alias {folder}/; }}\nlocation / "
             )
             with nginx(server, port) as http:

@@ -82,7 +82,7 @@ def test_the_client_goes_on_by_itself(harness: Harness, tmp_path: Path, size: in
             ended.wait(60)
 
     def send() -> str:
-        with Grasp(str(harness.client.base_url)) as grasp:
+        with Grasp(harness.url) as grasp:
             target: str = grasp.targets.create("faces", path, progress=progress).id
             return target
 

@@ -11,10 +11,8 @@ import pytest
 
 from grasp_client import Grasp
 from grasp_client.errors import NotAllowed
-from registry.database import Database
-from registry.keys import create_key
 from registry.settings import Settings
-from tests.service.harness import Harness
+from tests.service.harness import Harness, make_key
 from tests.users import another_user, as_root
 from tests.worker.waiting import until
 
@@ -24,10 +22,6 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
     """Without keys: tests that make one have a service of their own."""
     with Harness(tmp_path_factory.mktemp("service") / "home", workers=0) as harness:
         yield harness
-
-
-def url_of(service: Harness) -> str:
-    return f"http://127.0.0.1:{service.settings.port}"
 
 
 def logged(service: Harness, path: str) -> Mapping[str, Any]:
@@ -52,13 +46,13 @@ def ask(service: Harness, head: bytes) -> bytes:
 def test_who_started_it_needs_nothing_at_all(service: Harness) -> None:
     for path in ("/models", "/", "/metrics"):
         assert service.client.get(path).status_code == 200
-    with Grasp(url_of(service)) as grasp:
+    with Grasp(service.url) as grasp:
         assert list(grasp.models.list()) == []
 
 
 @as_root
 def test_another_user_of_the_machine_is_refused(service: Harness) -> None:
-    with another_user(), httpx.Client(base_url=url_of(service)) as client:
+    with another_user(), httpx.Client(base_url=service.url) as client:
         answer = client.get("/models")
         page = client.get("/", follow_redirects=True)
         assert client.get("/healthz").status_code == 200
@@ -74,11 +68,11 @@ def test_whoever_has_the_token_is_let_in_and_the_client_finds_it(
 ) -> None:
     """As on systems that do not tell who connects: here the connection is another user's."""
     monkeypatch.setenv("GRASP_HOME", str(service.settings.home))
-    with Grasp(url_of(service), patience=0) as grasp, another_user():
+    with Grasp(service.url, patience=0) as grasp, another_user():
         assert list(grasp.models.list()) == []
     monkeypatch.setenv("GRASP_HOME", str(tmp_path / "elsewhere"))
     with (
-        Grasp(url_of(service), patience=0) as grasp,
+        Grasp(service.url, patience=0) as grasp,
         another_user(),
         pytest.raises(NotAllowed, match="only the user who started"),
     ):
@@ -127,7 +121,7 @@ def test_with_keys_there_is_no_token(home: Path) -> None:
 @as_root
 def test_an_open_service_serves_every_user(home: Path) -> None:
     with Harness(home, workers=0, open=True) as harness, another_user():
-        assert httpx.get(f"{url_of(harness)}/models").status_code == 200
+        assert httpx.get(f"{harness.url}/models").status_code == 200
 
 
 def test_nothing_in_the_home_is_open_to_others(home: Path) -> None:
@@ -181,13 +175,3 @@ def test_a_trusted_proxy_says_who_asked(home: Path) -> None:
         passed_on = {"X-Forwarded-For": "198.51.100.7, 203.0.113.9"}
         assert service.client.get("/models", headers=passed_on).status_code == 401
         assert logged(service, "/models")["client"] == "203.0.113.9"
-
-
-def make_key(settings: Settings) -> tuple[str, str]:
-    """Its id, and the key."""
-    database = Database(settings.database)
-    database.migrate()
-    with database.write() as session:
-        key, secret = create_key(session, "ann", "write")
-    database.close()
-    return key.id, secret
