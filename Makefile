@@ -66,7 +66,7 @@ FOLDING := $(addprefix tests/, core/test_folding.py core/test_digits.py docs/tes
 
 .PHONY: rounding
 rounding: $(READY) ## Some that train and fold, and the tutorial, as an older processor rounds
-	OMP_NUM_THREADS=1 $(KERNELS) $(BIN)/pytest -n $(JOBS) --dist loadfile $(FOLDING) -k "not README"
+	$(KERNELS) $(PYTEST) $(PARALLEL) $(FOLDING) -k "not README"
 
 # In an environment of their own, as pip would make it for somebody who pins all that we depend on to
 # the lowest version that pyproject.toml allows. Not in CI: it takes gigabytes for one answer.
