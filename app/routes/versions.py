@@ -218,22 +218,12 @@ def _download(
     if url is not None:
         return send_elsewhere(request, url, sha256=version.sha256, modified=version.created_at)
     with service.noting(version.sha256):
-        response = _send_sound(service, request, version, name)
+        response = _send(service, request, version, name)
     if was_bad and _has_bytes(request, response):
         with service.database.write() as session:
             forget_problems(session, [version.sha256])
             ring_waiting(session, utc_now())
     return response
-
-
-def _send_sound(service: Service, request: Request, version: Version, name: str) -> Response:
-    """A damaged copy is fetched again."""
-    try:
-        return _send(service, request, version, name)
-    except BlobDamaged:
-        if not service.store.drop_copy(version.sha256):
-            raise
-        return _send(service, request, version, name)
 
 
 def _presigned(service: Service, request: Request, sha256: str) -> str | None:
@@ -250,11 +240,14 @@ def _presigned(service: Service, request: Request, sha256: str) -> str | None:
 
 
 def _send(service: Service, request: Request, version: Version, filename: str) -> Response:
-    """From this machine's disk. Raises BlobDamaged rather than to send a wrong byte."""
+    """From this machine's disk, where a damaged copy is replaced before a byte of it is sent.
+
+    Raises BlobDamaged.
+    """
     prefix, sha256 = service.settings.accel_redirect, version.sha256
     path = service.store.fetch(sha256)
     if path.stat().st_size != version.size:  # and so its ranges would be wrong
-        service.verifier.check(path, sha256)
+        path = service.verifier.fetch(service.store, sha256)
     response = send_file(
         request,
         path,
@@ -264,7 +257,7 @@ def _send(service: Service, request: Request, version: Version, filename: str) -
         accel_redirect=f"{prefix.rstrip('/')}/{sha256[:2]}/{sha256}" if prefix else None,
     )
     if _has_bytes(request, response):
-        service.verifier.check(path, sha256)
+        service.verifier.fetch(service.store, sha256)
     return response
 
 
