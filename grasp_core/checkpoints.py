@@ -20,6 +20,7 @@ from grasp_core.manifest import Found
 from grasp_core.provenance import Provenance
 
 METADATA_KEY = "grasp"
+SEAL_KEY = "sha256"
 ALIGNMENT = 64  # bytes, as torch allocates; some kernels round otherwise on other addresses
 DTYPES = {
     torch.float64: "F64",
@@ -129,6 +130,29 @@ def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[
             data = _bytes_of(tensors[name])
             digest.update(data)
             file.write(data)
+    return digest.hexdigest()
+
+
+def write_sealed(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
+    """Write `tensors` so that `open_sealed` finds them as they are, or not at all."""
+    write_safetensors(path, tensors, {**metadata, SEAL_KEY: _seal(tensors, metadata)})
+
+
+def open_sealed(path: Path) -> Checkpoint:
+    """What `write_sealed` wrote. Raises CheckpointError if a bit of it has changed."""
+    saved = Checkpoint(path)
+    metadata = {key: text for key, text in saved.metadata.items() if key != SEAL_KEY}
+    if saved.metadata.get(SEAL_KEY) != _seal(saved, metadata):
+        raise CheckpointError(f"{path.name} is damaged: it is not what was written")
+    return saved
+
+
+def _seal(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+    digest = hashlib.sha256(json.dumps(metadata, sort_keys=True).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(json.dumps([name, str(tensor.dtype), *tensor.shape]).encode())
+        digest.update(_bytes_of(tensor))
     return digest.hexdigest()
 
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from grasp_core.architectures import load_weights
-from grasp_core.checkpoints import Checkpoint, write_safetensors
+from grasp_core.checkpoints import Checkpoint, open_sealed, write_sealed
 from grasp_core.config import Frozen
 from grasp_core.errors import CheckpointError
 from grasp_core.evaluation import evaluate
@@ -56,8 +56,8 @@ class RefineState(Frozen):
     def load(cls, bench: Workbench) -> RefineState | None:
         """What an earlier attempt at the very same fold has left, if it finished an epoch."""
         try:
-            saved = Checkpoint(bench.work_dir / STATE_FILE)
-            Checkpoint(bench.work_dir / BEST_FILE)
+            saved = open_sealed(bench.work_dir / STATE_FILE)
+            open_sealed(bench.work_dir / BEST_FILE)
             state = cls.model_validate_json(saved.metadata.get("state", ""))
         except (CheckpointError, ValidationError):
             return None  # nothing there, or nothing that could be gone on with
@@ -96,7 +96,7 @@ def _run_epochs(bench: Workbench, state: RefineState) -> RefineState:
         record = trainer.run_epoch(len(state.history) + 1)
         state = trainer.advanced(state, record)
         if state.best is record:
-            write_safetensors(bench.work_dir / BEST_FILE, bench.model.state_dict(), {})
+            write_sealed(bench.work_dir / BEST_FILE, bench.model.state_dict(), {})
         trainer.save(bench.work_dir / STATE_FILE, state)
     return state
 
@@ -193,7 +193,7 @@ class Trainer:
             for moment in MOMENTS:
                 if parameter in self.optimizer.state:
                     tensors[f"{moment}/{name}"] = self.optimizer.state[parameter][moment]
-        write_safetensors(path, tensors, {"state": state.model_dump_json()})
+        write_sealed(path, tensors, {"state": state.model_dump_json()})
 
     @classmethod
     def restored(cls, bench: Workbench, state: RefineState) -> Trainer:

@@ -1,7 +1,8 @@
-"""Decoded images on disk: <root>/<key>/ with images.u8, memory-mapped, and index.npz.
+"""Decoded images on disk: <root>/<key>/ with images.u8, memory-mapped, its sha256, and index.npz.
 
 A cache is built in a sibling folder and renamed, so that it is there as a whole or not at all;
-who finds it damaged builds it again.
+who finds it damaged, and be it by a bit, builds it again. Reading it through costs little beside
+what is done with the images then.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ import numpy as np
 from grasp_core.data.decode import Recipe
 from grasp_core.data.index import Index
 from grasp_core.data.sample import UInt8Array
-from grasp_core.files import sync_folder
+from grasp_core.files import sha256_file, sync_folder
 
 VERSION = 2  # of the files, and of how images are decoded
 STALE_S = 24 * 3600  # no build pauses for a day between two images
-IMAGES, INDEX = "images.u8", "index.npz"
+IMAGES, SHA256, INDEX = "images.u8", "images.sha256", "index.npz"
 Fill = Callable[[BinaryIO], Index]
 
 
@@ -55,6 +56,8 @@ def load(folder: Path, size: int) -> Stored | None:
     try:
         if (folder / IMAGES).stat().st_size != math.prod(shape):
             return None
+        if sha256_file(folder / IMAGES) != (folder / SHA256).read_text(errors="replace"):
+            return None
         return Stored(index, _map(folder / IMAGES, shape))
     except FileNotFoundError:
         return None
@@ -71,6 +74,9 @@ def build(folder: Path, size: int, fill: Fill) -> Stored:
     try:
         with (temporary / IMAGES).open("wb") as file:
             index = fill(file)
+            _sync(file)
+        with (temporary / SHA256).open("wb") as file:
+            file.write(sha256_file(temporary / IMAGES).encode())
             _sync(file)
         with (temporary / INDEX).open("wb") as file:
             index.save(file)

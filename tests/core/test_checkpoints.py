@@ -19,13 +19,16 @@ from grasp_core.checkpoints import (
     Checkpoint,
     CheckpointInfo,
     Lineage,
+    open_sealed,
     write_checkpoint,
+    write_sealed,
 )
 from grasp_core.config import Preprocessing
 from grasp_core.errors import CheckpointError
 from grasp_core.manifest import Found
 from grasp_core.memory import PeakMemory, private_bytes
 from grasp_core.provenance import Provenance
+from tests.bits import flip_a_bit
 
 MIB = 2**20
 
@@ -317,3 +320,25 @@ def test_writing_a_mapped_file_again_costs_no_private_memory(large: Path) -> Non
 
     assert peak.bytes - before < 8 * MIB
     assert Checkpoint(large.with_name("again.safetensors")).sha256 == checkpoint.sha256
+
+
+def test_a_sealed_file_is_as_it_was_written_or_refused(tmp_path: Path) -> None:
+    path = tmp_path / "sealed.safetensors"
+    tensors = {"a": torch.arange(8.0), "b": torch.tensor(3), "empty": torch.zeros(0, 2)}
+    write_sealed(path, tensors, {"state": '{"epoch": 3}'})
+    sealed = open_sealed(path)
+    assert all(torch.equal(sealed[name], tensors[name]) for name in tensors)
+    assert sealed.metadata["state"] == '{"epoch": 3}'
+
+    for byte in range(path.stat().st_size):
+        flip_a_bit(path, byte)
+        with pytest.raises(CheckpointError):
+            open_sealed(path)
+        flip_a_bit(path, byte)
+    open_sealed(path)
+
+
+def test_an_unsealed_file_is_refused(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "plain.safetensors", {"a": torch.zeros(2)}, INFO)
+    with pytest.raises(CheckpointError, match="damaged"):
+        open_sealed(tmp_path / "plain.safetensors")

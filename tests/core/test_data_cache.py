@@ -19,6 +19,7 @@ from grasp_core.config import Preprocessing
 from grasp_core.data import Limits, TargetData, cache, decode
 from grasp_core.data.index import Index
 from grasp_core.errors import TargetError
+from tests.bits import flip_a_bit
 from tests.core.data_fixtures import (
     PREPROCESSING,
     contents_of,
@@ -127,11 +128,13 @@ def _images(root: Path) -> Path:
 DAMAGE: dict[str, Callable[[Path], object]] = {
     "images cut": lambda folder: os.truncate(folder / "images.u8", 100),
     "images too long": lambda folder: (folder / "images.u8").open("ab").write(b"x"),
+    "images: one bit": lambda folder: flip_a_bit(folder / "images.u8"),
     "images gone": lambda folder: (folder / "images.u8").unlink(),
     "index gone": lambda folder: (folder / "index.npz").unlink(),
     "index empty": lambda folder: (folder / "index.npz").write_bytes(b""),
     "index cut": lambda folder: os.truncate(folder / "index.npz", 300),
     "index of something else": lambda folder: np.savez(folder / "index.npz", labels=np.zeros(3)),
+    "sha256 gone": lambda folder: (folder / "images.sha256").unlink(),
 }
 
 

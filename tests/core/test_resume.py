@@ -11,6 +11,7 @@ import pytest
 
 from grasp_core import STOP, FoldConfig, FoldStopped, Progress, fold
 from grasp_core.refinement import BEST_FILE, STATE_FILE
+from tests.bits import flip_a_bit
 from tests.core.toy import TINY, ToyTask, quick, save, tiny_weights
 
 EPOCHS = 4
@@ -145,7 +146,10 @@ def test_the_report_says_where_it_went_on(files: tuple[Path, Path], tmp_path: Pa
     assert report.parameters
 
 
-@pytest.mark.parametrize("change", ["config", "source", "damage", "foreign", "best lost"])
+CHANGES = ["config", "source", "damage", "a bit", "foreign", "best lost", "a bit of the best"]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_what_another_fold_has_left_is_not_gone_on_with(
     files: tuple[Path, Path], tmp_path: Path, change: str
 ) -> None:
@@ -162,6 +166,10 @@ def test_what_another_fold_has_left_is_not_gone_on_with(
         (tmp_path / "work" / STATE_FILE).write_bytes(b"damaged")
     elif change == "foreign":
         save(tmp_path / "work" / STATE_FILE, tiny_weights(3))
+    elif change == "a bit":
+        flip_a_bit(tmp_path / "work" / STATE_FILE)
+    elif change == "a bit of the best":
+        flip_a_bit(tmp_path / "work" / BEST_FILE)
     else:
         (tmp_path / "work" / BEST_FILE).unlink()
 
