@@ -1,5 +1,6 @@
 """Sources: the checkpoints that are folded in."""
 
+from contextlib import suppress
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -26,14 +27,15 @@ from app.receiving import Reception, is_type, read_json, require_one_place, vali
 from app.schemas import Page, SourceCreated, SourceFromUpload, SourceFromUri, SourceRead
 from app.service import Service, ServiceDep
 from app.show import show_job, show_source
-from app.uploads import take_upload
+from app.uploads import metadata_of, take_upload
+from grasp_core.errors import CheckpointError
 from registry.blobs import BlobWriter
-from registry.errors import Unusable
+from registry.errors import NotFound, Unusable
 from registry.lookup import find, find_named, list_page
 from registry.sources import offer_source, try_source
 from registry.states import JobStatus
-from registry.tables import Job, Model, Source
-from registry.uploads import delete_upload
+from registry.tables import Job, Model, Source, utc_now
+from registry.uploads import delete_upload, find_upload
 
 router = APIRouter(tags=["sources"])
 
@@ -76,17 +78,21 @@ async def create_source(
 
     The answer comes when the bytes are safe and the job is queued: poll `Location`. The same
     bytes offered to the same model again give the same source and job. An upload is gone once it
-    is offered; a dry run leaves it.
+    is offered, or refused by the model that its metadata names; a dry run leaves it.
     """
     given = {"model": model, "name": name, "classes": classes, "sha256": sha256}
     with service.store.create() as writer:
         offer = Offer(
             service, once, writer, {key: value for key, value in given.items() if value is not None}
         )
-        before = await offer.receive(request)
-        if before is not None:
-            return before
-        fields, chosen = await offer.require_fit()
+        try:
+            before = await offer.receive(request)
+            if before is not None:
+                return before
+            fields, chosen = await offer.require_fit()
+        except CheckpointError:
+            await run_in_threadpool(offer.forget_upload)
+            raise
         return await run_in_threadpool(
             offer.accept, fields, chosen, request.state.request_id, dry_run
         )
@@ -162,6 +168,17 @@ class Offer:
             inspector.takes_long, inspector.require_fit, writer, model, fields
         )
         return fields, model
+
+    def forget_upload(self) -> None:
+        """One that was sent for this model, and is no checkpoint of it, is of no more use."""
+        fields = validated(SourceFields, self.reception.fields)
+        if fields.upload is None:
+            return
+        with suppress(NotFound), self.service.database.write() as session:
+            upload = find_upload(session, self.once.owner, fields.upload, utc_now())
+            meant = metadata_of(upload).get("model")
+            if meant and self._find_model(meant).id == self._find_model(fields.model).id:
+                delete_upload(session, upload.id)
 
     @property
     def _received(self) -> CheckpointInspector:

@@ -60,9 +60,11 @@ def offset(world: World, path: str) -> int:
     return int(answer.headers["upload-offset"])
 
 
-def uploaded(world: World, content: bytes = CONTENT, cuts: Sequence[int] = (50,)) -> str:
+def uploaded(
+    world: World, content: bytes = CONTENT, cuts: Sequence[int] = (50,), **said: str
+) -> str:
     """The id of a finished upload."""
-    path = begin(world, len(content), **metadata(filename="site-a.safetensors"))
+    path = begin(world, len(content), **metadata(filename="site-a.safetensors", **said))
     places = [0, *cuts, len(content)]
     for start, end in pairwise(places):
         assert patch(world, path, start, content[start:end]).status_code == 204
@@ -489,6 +491,25 @@ def test_a_checkpoint_of_another_model_is_refused_by_its_first_bytes(
     assert_problem(world.client.post("/uploads", content=wrong, headers=headers), 422, code)
     assert world.client.get("/uploads").json()["items"] == []
     assert world.files() == files
+
+
+@pytest.mark.parametrize("end", [1, -1], ids=["in its length", "in its last tensor"])
+def test_one_that_ends_too_early_is_gone_once_it_was_offered(world: World, end: int) -> None:
+    world.ready_model()
+    body = {"model": "merged", "upload": uploaded(world, CONTENT[:end], (), model="merged")}
+    assert_problem(world.client.post("/sources", json=body), 422, "invalid_checkpoint")
+    assert world.client.get("/uploads").json()["items"] == []
+
+
+def test_offered_to_another_model_it_stays_for_its_own(world: World) -> None:
+    world.ready_model()
+    three = checkpoint(head__weight=(3, 4), head__bias=(3,))
+    about = {"model": "merged", "classes": '["F", "M", "X"]'}
+    upload = uploaded(world, three, cuts=(), **about)
+    world.ready_model(name="other")
+    body = {"model": "other", "upload": upload}
+    assert_problem(world.client.post("/sources", json=body), 422, "checkpoint_mismatch")
+    assert world.client.get(f"/uploads/{upload}").status_code == 200
 
 
 def test_a_checkpoint_of_its_model_may_come_in_any_pieces(world: World) -> None:
