@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy import Connection, Engine, ExceptionContext, create_engine, event, text
 from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError
 from sqlalchemy.orm import Session, sessionmaker
 
@@ -108,6 +108,19 @@ def is_read_only(error: DBAPIError) -> bool:
 
 
 def _connect(url: str, pool: int) -> Engine:
+    engine = _create_engine(url, pool)
+    event.listen(engine, "handle_error", _drop_read_only)
+    return engine
+
+
+def _drop_read_only(context: ExceptionContext) -> None:
+    """A connection that was opened when nothing could be written would stay so for ever."""
+    error = context.sqlalchemy_exception
+    if isinstance(error, DBAPIError) and is_read_only(error):
+        context.is_disconnect = True
+
+
+def _create_engine(url: str, pool: int) -> Engine:
     if not url.startswith("sqlite"):
         return create_engine(
             url,

@@ -195,11 +195,11 @@ def test_a_database_that_cannot_be_written_is_known_as_such(empty: Database) -> 
     on_sqlite = empty.url.startswith("sqlite")
     forbid = "PRAGMA query_only = ON" if on_sqlite else "SET default_transaction_read_only = on"
 
-    @event.listens_for(empty.engine, "connect")
     def set_up(connection: Any, _record: object) -> None:
         connection.execute(forbid)
         connection.commit()
 
+    event.listen(empty.engine, "connect", set_up)
     empty.engine.dispose()
     with pytest.raises(DBAPIError) as caught:
         empty.check()
@@ -207,3 +207,7 @@ def test_a_database_that_cannot_be_written_is_known_as_such(empty: Database) -> 
     assert explain(caught.value)[0] == "the database cannot be written"
     with empty.read() as session:  # all else is as it was
         assert session.scalar(text("SELECT count(*) FROM jobs")) == 0
+    with pytest.raises(DBAPIError):
+        empty.check()
+    event.remove(empty.engine, "connect", set_up)
+    empty.check()  # a connection that could not write is not used again

@@ -168,8 +168,7 @@ def test_a_database_that_cannot_be_written_is_told_once(place: Place) -> None:
         until(lambda: len(looks) > 10)
         told = [line for line in lines if line["log_level"] == "warning"]
 
-        event.remove(worker.database.engine, "connect", forbid)
-        worker.database.engine.dispose()
+        event.remove(worker.database.engine, "connect", forbid)  # of connections made from now on
         ended = place.ended(job)
         until(lambda: any(line["event"] == "that is over" for line in lines))
 
