@@ -114,10 +114,17 @@ def _connect(url: str, pool: int) -> Engine:
 
 
 def _drop_read_only(context: ExceptionContext) -> None:
-    """A connection that was opened when nothing could be written would stay so for ever."""
+    """Whoever connected when nothing could be written could not write later, either.
+
+    Nor could others of the process, on SQLite, while one such connection is left.
+    """
     error = context.sqlalchemy_exception
     if isinstance(error, DBAPIError) and is_read_only(error):
         context.is_disconnect = True
+        if context.execution_context is not None:
+            context.execution_context.cursor.close()  # or it keeps its connection open
+        if context.engine is not None:
+            context.engine.dispose()
 
 
 def _create_engine(url: str, pool: int) -> Engine:

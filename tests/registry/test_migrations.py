@@ -7,6 +7,7 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
@@ -207,7 +208,9 @@ def test_a_database_that_cannot_be_written_is_known_as_such(empty: Database) -> 
     assert explain(caught.value)[0] == "the database cannot be written"
     with empty.read() as session:  # all else is as it was
         assert session.scalar(text("SELECT count(*) FROM jobs")) == 0
-    with pytest.raises(DBAPIError):
+    with pytest.raises(DBAPIError) as caught:
         empty.check()
+    held = {file.path for file in psutil.Process().open_files()}
+    assert empty.engine.url.database not in held  # while one is left, SQLite lets no other write
     event.remove(empty.engine, "connect", set_up)
     empty.check()  # a connection that could not write is not used again
