@@ -149,7 +149,7 @@ def retry_failed(
     for job in again:
         typer.echo(f"{job.id}  {job.owner}  {job.kind}  {job.model_id or job.target_id}")
     more = "; there may be more: run this again" if len(again) == RETRIED_AT_ONCE else ""
-    typer.echo(f"{len(again)} jobs are queued again{more}", err=True)
+    typer.echo(f"queued again: {len(again)}{more}", err=True)
 
 
 @contextmanager

@@ -241,5 +241,5 @@ def test_an_administrator_retries_what_failed_for_all_owners() -> None:
 
     owners = [line.split()[1] for line in first.stdout.splitlines()]
     assert sorted(owners) == ["ada", "bob"]
-    assert first.stderr == "2 jobs are queued again\n"
-    assert second.stderr == "0 jobs are queued again\n"
+    assert first.stderr == "queued again: 2\n"
+    assert second.stderr == "queued again: 0\n"

@@ -101,7 +101,7 @@ def retry_failed(
     """Run again all jobs that failed for one reason."""
     again = session.grasp.jobs.retry_failed(code)
     lines = [f"{job.id}: {job.status}" for job in again]
-    session.give_line(again, "\n".join([*lines, f"{len(again)} jobs are queued again"]))
+    session.give_line(again, "\n".join([*lines, f"queued again: {len(again)}"]))
 
 
 @jobs.command("report")

@@ -336,7 +336,7 @@ def test_jobs_that_failed_for_one_reason(
 
     result = run("jobs", "retry-failed", "out_of_memory")
 
-    assert result.stdout == f"{job['id']}: queued\n1 jobs are queued again\n"
+    assert result.stdout == f"{job['id']}: queued\nqueued again: 1\n"
     assert json_of("jobs", "retry-failed", "out_of_memory") == []
 
 
