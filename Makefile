@@ -61,8 +61,8 @@ test: $(READY) ## Tests, with the coverage of grasp_core (JOBS=3 processes)
 
 # Kernels that no recent processor takes by itself: they round in other ways.
 KERNELS ?= ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE
-FOLDING := $(addprefix tests/, core/test_folding.py core/test_digits.py docs/test_extend.py \
-	docs/test_library.py docs/test_pages.py)
+FOLDING := $(addprefix tests/, docs/test_pages.py e2e examples/test_examples.py client/test_demo.py \
+	core/test_folding.py core/test_digits.py docs/test_extend.py docs/test_library.py)
 
 .PHONY: rounding
 rounding: $(READY) ## Some that train and fold, and the tutorial, as an older processor rounds
