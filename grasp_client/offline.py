@@ -1,4 +1,4 @@
-"""Merging without a server: the worker's own tasks, one after the other, on files of this machine.
+"""Merging without a server: what a worker does, one after the other, on files of this machine.
 
 What comes out is, to the last byte, what the service publishes for the same sources in the same
 order: a fold depends on its files, its parameters and the number of its version, and on nothing
@@ -22,9 +22,9 @@ from grasp_client.local import CONVERTED
 from grasp_core import Checkpoint, convert_checkpoint
 from grasp_core.config import FoldConfig, ModelSpec, PreprocessingOverrides
 from grasp_core.folding import Inputs
-from worker.tasks import Folded, FoldSource, PrepareModel, Report, ValidateTarget
+from grasp_core.operations import Folded, FoldSource, PrepareModel, ReportProgress, ValidateTarget
 
-Bar = Callable[[str], AbstractContextManager[Report]]  # shows how something named so gets on
+Bar = Callable[[str], AbstractContextManager[ReportProgress]]  # of what has this name
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,8 @@ def merge_files(
 
     `version` is the number of `merged`, where it is not what the file says, as after a rollback.
     All work is done in a folder beside the output, which is gone afterwards; the output appears
-    when everything is done. Raises what the worker's tasks raise; a source that is no such model
-    does so before the first is folded.
+    when everything is done. Raises what the operations raise; a source that is no such model does
+    so before the first is folded.
     """
     if recipe.threads is not None:
         torch.set_num_threads(recipe.threads)
@@ -118,7 +118,12 @@ class Merge:
 
     @classmethod
     def begin(
-        cls, recipe: Recipe, folder: Path, report: Report, merged: Path | None, version: int | None
+        cls,
+        recipe: Recipe,
+        folder: Path,
+        report: ReportProgress,
+        merged: Path | None,
+        version: int | None,
     ) -> Merge:
         """Read the target, as the service does for a new target and for a new model of it."""
         summary = ValidateTarget(recipe.target, recipe.cache).run(report)
@@ -148,21 +153,21 @@ class Merge:
         opened = Inputs.open(self.spec, file, self.newest, classes, version=None)
         return Candidate(path, file, opened.source.sha256)
 
-    def fold(self, candidate: Candidate, report: Report) -> Outcome:
+    def fold(self, candidate: Candidate, report: ReportProgress) -> Outcome:
         """What the gate rejects leaves the model as it is."""
         if candidate.sha256 in self._seen:  # the service, too, folds the same bytes only once
             return Outcome(candidate, "known")
         self._seen.add(candidate.sha256)
-        task = self._task(candidate)
-        folded = task.run(report)
+        operation = self._operation(candidate)
+        folded = operation.run(report)
         self._discard(candidate.file)
         if folded.outcome == "rejected":
             return Outcome(candidate, "rejected", folded=folded)
         self._discard(self.newest)
-        self.newest, self.version = task.output, task.version
-        return Outcome(candidate, "accepted", task.version, folded)
+        self.newest, self.version = operation.output, operation.version
+        return Outcome(candidate, "accepted", operation.version, folded)
 
-    def _task(self, candidate: Candidate) -> FoldSource:
+    def _operation(self, candidate: Candidate) -> FoldSource:
         version = self.version + 1
         return FoldSource(
             spec=self.spec,

@@ -16,6 +16,7 @@ from sqlalchemy.exc import NoResultFound, OperationalError
 from sqlalchemy.orm import Session
 
 from grasp_core.errors import DeviceError, GraspError
+from grasp_core.operations import Folded, FoldSource, Operation, Result
 from registry import queue
 from registry.blobs import Blob, BlobStore, StorageError, StorageFull
 from registry.collection import discard_blob
@@ -38,7 +39,6 @@ from registry.workers import see_worker
 from worker.child import Child, Nursery
 from worker.messages import Failed, Finished, Last, Progressed, Stopped
 from worker.plan import Plan, Planner, record, work_folder
-from worker.tasks import Folded, FoldSource, Result, Task
 from worker.telling import Account
 
 TICK_S = 0.25
@@ -109,14 +109,14 @@ class Attempt:
 
     def _compute(self) -> None:
         plan = self._keeping_lease(lambda: self._patiently(self._plan))
-        task = self._keeping_lease(lambda: self._fetch(plan))
+        operation = self._keeping_lease(lambda: self._fetch(plan))
         with self.nursery.take() as child:
-            child.start(task, structlog.contextvars.get_contextvars())
+            child.start(operation, structlog.contextvars.get_contextvars())
             last = self._watch(child)
             if isinstance(last, Finished | Failed):
                 self._keeping_lease(self._verify)
             if isinstance(last, Finished):  # while its process ends
-                self._record(task, last.result)
+                self._record(operation, last.result)
         match last:
             case Stopped():
                 self._hand_back("the worker stops")
@@ -131,15 +131,15 @@ class Attempt:
         with self.database.read() as session:
             return self.plan(session, self.lease, self.settings)
 
-    def _fetch(self, plan: Plan) -> Task:
-        """The task with its files, each as it was stored. Raises BadInput, StorageFull."""
+    def _fetch(self, plan: Plan) -> Operation:
+        """The operation with its files, each as it was stored. Raises BadInput, StorageFull."""
         paths: dict[str, Path] = {}
         for name, given in plan.inputs.items():
             with _blaming(given):
                 paths[name] = self.verifier.fetch(self.store, given.sha256).absolute()
             self._files[paths[name]] = given
         self._patiently(self._forget_problems)
-        return plan.task(**paths)
+        return plan.operation(**paths)
 
     def _verify(self) -> None:
         """Whether the files are still what they were: a look at each. Raises BadInput."""
@@ -245,17 +245,17 @@ class Attempt:
 
         return self._patiently(attempt)
 
-    def _record(self, task: Task, result: Result) -> None:
-        self.account.enter("publish" if isinstance(task, FoldSource) else "record")
+    def _record(self, operation: Operation, result: Result) -> None:
+        self.account.enter("publish" if isinstance(operation, FoldSource) else "record")
         with self.store.guard():
-            blob = self._keeping_lease(lambda: self._store(task, result))
+            blob = self._keeping_lease(lambda: self._store(operation, result))
             self._write_last(
-                lambda session: record(session, self.lease, task, result, blob, utc_now())
+                lambda session: record(session, self.lease, operation, result, blob, utc_now())
             )
-        if isinstance(task, FoldSource):
-            self._discard(task.source_sha256)
+        if isinstance(operation, FoldSource):
+            self._discard(operation.source_sha256)
         self._clear()
-        self.account.recorded(task, result)
+        self.account.recorded(operation, result)
 
     def _discard(self, sha256: str) -> None:
         """A source that was folded or tried is not read again; what cannot go now is collected."""
@@ -264,13 +264,13 @@ class Attempt:
         except (OperationalError, StorageError) as error:
             log.warning("the source's bytes are left for later", error=str(error))
 
-    def _store(self, task: Task, result: Result) -> Blob | None:
+    def _store(self, operation: Operation, result: Result) -> Blob | None:
         """Weights become a blob before anything refers to them; those of a dry run never."""
-        if not isinstance(task, FoldSource) or not isinstance(result, Folded):
+        if not isinstance(operation, FoldSource) or not isinstance(result, Folded):
             return None
-        if result.sha256 is None or task.dry_run:
+        if result.sha256 is None or operation.dry_run:
             return None
-        return self.store.adopt(task.output, result.sha256)
+        return self.store.adopt(operation.output, result.sha256)
 
     def _fail(self, failure: Failure) -> None:
         self.lacked_room = failure.code == StorageFull.code

@@ -14,16 +14,16 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 
+from grasp_core.operations import Operation
 from worker.failures import describe, post_mortem
 from worker.inside import Setup, main
 from worker.messages import STOP, Event, Failed, Last, Order, Progressed, Ready
-from worker.tasks import Task
 
 EXIT_S = 5.0  # from its last word to the end of a process; freeing a GPU takes a while
 
 
 class Child:
-    """A process that does one task. It is started at once, and loads torch while it waits."""
+    """A process that does one operation. It is started at once, and loads torch while it waits."""
 
     def __init__(
         self,
@@ -35,8 +35,8 @@ class Child:
     ) -> None:
         """`setup` is called first in the process, so it must be a function of some module.
 
-        A task that needs more than `memory_limit` bytes, what is loaded included, fails. It may
-        be set until the start.
+        An operation that needs more than `memory_limit` bytes, what is loaded included, fails. The
+        limit may be set until the start.
         """
         context = multiprocessing.get_context("spawn")  # CUDA forbids fork
         self.memory_limit = memory_limit
@@ -59,14 +59,14 @@ class Child:
 
     @property
     def ready(self) -> bool:
-        """Whether everything is loaded, so that a task begins at once."""
+        """Whether everything is loaded, so that an operation begins at once."""
         while self._last is None and self._receive(0.0):
             pass
         return self._ready
 
-    def start(self, task: Task, log_context: Mapping[str, str]) -> None:
-        """Have it run `task`, the only one it ever does, with `log_context` in all its logs."""
-        self._send(pickle.dumps(Order(task, dict(log_context), self.memory_limit)))
+    def start(self, operation: Operation, log_context: Mapping[str, str]) -> None:
+        """Have it run its one and only `operation`, with `log_context` in all its logs."""
+        self._send(pickle.dumps(Order(operation, dict(log_context), self.memory_limit)))
 
     def poll(self, timeout: float) -> Event | None:
         """The next event, or None if there is none in `timeout` seconds.
@@ -93,7 +93,7 @@ class Child:
             self._process.join()
 
     def close(self) -> None:
-        """Free everything, killing a task that still runs. May be called again."""
+        """Free everything, killing an operation that still runs. May be called again."""
         if self._closed:
             return
         if self._last is not None:

@@ -75,7 +75,7 @@ def _obey(order: Order, stop: Flag, outbox: _Outbox) -> Finished | Stopped:
     structlog.contextvars.bind_contextvars(**order.log_context)
     try:
         with _memory_limited(order.memory_limit):
-            return Finished(order.task.run(_Reporter(stop, outbox)))
+            return Finished(order.operation.run(_Reporter(stop, outbox)))
     except FoldStopped:
         return Stopped()
 

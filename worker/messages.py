@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from worker.tasks import Result, Task
+from grasp_core.operations import Operation, Result
 
 STOP = b"stop"  # to the child: the one message that is no order
 
 
 @dataclass(frozen=True)
 class Order:
-    """To the child: its one task."""
+    """To the child: its one operation."""
 
-    task: Task
+    operation: Operation
     log_context: dict[str, str]
     memory_limit: int | None
 
@@ -39,7 +39,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Stopped:
-    """It was asked to stop, and did; the same task can be given to another child to go on."""
+    """It was asked to stop, and did; the same operation can be given to another child to go on."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""From a leased job to the task that a child runs, and from its result to what is recorded."""
+"""From a leased job to the operation that a child runs, and from its result to what is recorded."""
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -14,6 +14,16 @@ from sqlalchemy.orm import Session
 
 from grasp_core.config import FoldConfig, PreprocessingOverrides
 from grasp_core.errors import GraspError
+from grasp_core.operations import (
+    Folded,
+    FoldSource,
+    Operation,
+    Prepared,
+    PrepareModel,
+    Result,
+    TargetSummary,
+    ValidateTarget,
+)
 from registry.blobs import Blob
 from registry.damage import Input, target_input, version_input
 from registry.models import record_preparation, spec_of
@@ -22,26 +32,16 @@ from registry.settings import Settings
 from registry.tables import Job, Model, Source, Target, Version
 from registry.targets import record_validation
 from registry.versions import FoldResult, publish, record_trial, reject
-from worker.tasks import (
-    Folded,
-    FoldSource,
-    Prepared,
-    PrepareModel,
-    Result,
-    TargetSummary,
-    Task,
-    ValidateTarget,
-)
 
 OUTPUT = "merged.safetensors"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A task, but for the files it reads: until they are fetched, their hashes stand for them."""
+    """An operation, but for the files it reads: until they are fetched, hashes stand for them."""
 
-    task: Callable[..., Task]
-    inputs: Mapping[str, Input]  # by the parameter of the task that is their file
+    operation: Callable[..., Operation]
+    inputs: Mapping[str, Input]  # by the parameter of the operation that is their file
 
 
 Planner = Callable[[Session, Lease, Settings], Plan]
@@ -100,7 +100,12 @@ def plan(session: Session, lease: Lease, settings: Settings) -> Plan:
 
 
 def record(
-    session: Session, lease: Lease, task: Task, result: Result, blob: Blob | None, now: datetime
+    session: Session,
+    lease: Lease,
+    operation: Operation,
+    result: Result,
+    blob: Blob | None,
+    now: datetime,
 ) -> None:
     """Make a result last. Raises LeaseLost, and StaleBase if a fold's base is no longer newest."""
     match result:
@@ -112,8 +117,8 @@ def record(
             manifest = result.manifest.model_dump(mode="json")
             record_preparation(session, lease, result.classes, manifest, now)
         case Folded():
-            assert isinstance(task, FoldSource)  # noqa: S101 - what it is the result of
-            _record_fold(session, lease, task, result, blob, now)
+            assert isinstance(operation, FoldSource)  # noqa: S101 - what it is the result of
+            _record_fold(session, lease, operation, result, blob, now)
         case _:
             assert_never(result)
 
@@ -121,19 +126,19 @@ def record(
 def _record_fold(
     session: Session,
     lease: Lease,
-    task: FoldSource,
+    operation: FoldSource,
     folded: Folded,
     blob: Blob | None,
     now: datetime,
 ) -> None:
     result = FoldResult(
-        base=task.version - 1 or None,
+        base=operation.version - 1 or None,
         report=folded.report,
         metrics={**folded.metrics, "transferred_share": folded.transferred_share},
         blob=blob,
         reason=folded.reason,
     )
-    if task.dry_run:
+    if operation.dry_run:
         record_trial(session, lease, result, now)
     elif folded.outcome == "accepted":
         publish(session, lease, result, now)
@@ -157,12 +162,12 @@ def _leased_folder(settings: Settings, lease: Lease) -> Path:
     return own
 
 
-def _on_target(target: Target, task: Callable[..., Task], **inputs: Input) -> Plan:
+def _on_target(target: Target, operation: Callable[..., Operation], **inputs: Input) -> Plan:
     """With the target first, and what the whole queue needs before what one job does."""
     if target.sha256 is None:
         folder = Path(url2pathname(urlsplit(target.uri or "").path))
-        return Plan(partial(task, target_path=folder), inputs)
-    return Plan(task, {"target_path": target_input(target), **inputs})
+        return Plan(partial(operation, target_path=folder), inputs)
+    return Plan(operation, {"target_path": target_input(target), **inputs})
 
 
 def _summary(target: Target) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import structlog
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from grasp_core.operations import Accuracies, Folded, FoldSource, Operation, Result, TargetSummary
 from registry.errors import LeaseLost
 from registry.logs import get_log
 from registry.queue import Lease
@@ -18,7 +19,6 @@ from registry.tables import Job, Model, Source, Target
 from registry.tracing import Attributes, Span, traced
 from registry.transitions import Failure
 from worker.messages import Progressed
-from worker.tasks import Accuracies, Folded, FoldSource, Result, TargetSummary, Task
 from worker.totals import Tally
 
 SPARSE_S = 2.0  # between two lines of progress: a fold of seconds needs hardly any
@@ -114,10 +114,10 @@ class Account:
             self._tell("stage", stage=progress.stage, progress=round(progress.fraction, 2))
         self.enter(progress.stage)
 
-    def recorded(self, task: Task, result: Result) -> None:
+    def recorded(self, operation: Operation, result: Result) -> None:
         """Its result lasts."""
-        if isinstance(task, FoldSource) and isinstance(result, Folded):
-            self._folded(task, result)
+        if isinstance(operation, FoldSource) and isinstance(result, Folded):
+            self._folded(operation, result)
         elif isinstance(result, TargetSummary):
             self._end("succeeded", images=result.images, classes=len(result.classes))
         else:
@@ -151,14 +151,14 @@ class Account:
         self.tally.count_failure(LeaseLost.code)
         self._span.fail(LeaseLost.code)
 
-    def _folded(self, task: FoldSource, folded: Folded) -> None:
-        self.tally.count_fold("dry_run" if task.dry_run else "fold", folded)
+    def _folded(self, operation: FoldSource, folded: Folded) -> None:
+        self.tally.count_fold("dry_run" if operation.dry_run else "fold", folded)
         self._span.set({"grasp.outcome": folded.outcome})
-        accepted, trial = folded.outcome == "accepted", task.dry_run
+        accepted, trial = folded.outcome == "accepted", operation.dry_run
         self._end(
             "succeeded" if accepted or trial else "rejected",
             outcome=folded.outcome if trial else None,
-            version=task.version if accepted and not trial else None,
+            version=operation.version if accepted and not trial else None,
             accuracy=_accuracy(folded.metrics["after"]),
             accuracy_before=_accuracy(folded.metrics["before"]),
             transferred_share=folded.transferred_share,

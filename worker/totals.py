@@ -6,8 +6,8 @@ from typing import Any
 
 import psutil
 
+from grasp_core.operations import Folded
 from registry.totals import FoldKind, Outcome, Sum, Totals
-from worker.tasks import Folded
 
 if sys.platform != "win32":
     import resource

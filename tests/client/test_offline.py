@@ -20,9 +20,9 @@ from typer.testing import CliRunner, Result
 from grasp_client.cli import cli
 from grasp_core import Checkpoint, CheckpointInfo, FoldConfig, convert_checkpoint, write_checkpoint
 from grasp_core.files import sha256_file
+from grasp_core.operations import Folded, FoldSource, ValidateTarget
 from tests.processes import IGNORING_INTERRUPTS, running
 from tests.worker.digits import CLASSES, SPEC, Heard, write_target, write_weights
-from worker.tasks import Folded, FoldSource, ValidateTarget
 
 PARAMETERS: dict[str, Any] = {
     "alignment_batches": 2,
@@ -79,7 +79,7 @@ def fold_as_the_worker(files: Path, folder: Path, sources: list[Path]) -> list[F
     fingerprint = ValidateTarget(files / "target", folder / "cache").run(Heard()).fingerprint
     merged, folds = None, []
     for number, source in enumerate(sources, start=1):
-        task = FoldSource(
+        operation = FoldSource(
             spec=SPEC,
             config=FoldConfig.model_validate(PARAMETERS | {"device": "cpu"}),
             version=number,
@@ -93,8 +93,8 @@ def fold_as_the_worker(files: Path, folder: Path, sources: list[Path]) -> list[F
             work_dir=folder / str(number),
             output=folder / f"v{number}.safetensors",
         )
-        folds.append(task.run(Heard()))
-        merged = task.output
+        folds.append(operation.run(Heard()))
+        merged = operation.output
     return folds
 
 

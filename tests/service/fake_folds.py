@@ -20,15 +20,15 @@ from grasp_core.config import Preprocessing
 from grasp_core.errors import CheckpointError, DeviceError, TargetError
 from grasp_core.files import atomic_write
 from grasp_core.manifest import Manifest, TensorSpec
-from worker.tasks import (
+from grasp_core.operations import (
     Folded,
     FoldSource,
+    Operation,
     PerClass,
     Prepared,
     PrepareModel,
-    Report,
+    ReportProgress,
     TargetSummary,
-    Task,
     ValidateTarget,
 )
 
@@ -89,22 +89,22 @@ def chain(sources: Iterable[bytes]) -> list[str]:
 
 
 def fake_plan(session: Session, lease: Lease, settings: Settings) -> Plan:
-    """The real plan, with a fake task for each real one."""
+    """The real plan, with a fake operation for each real one."""
     from worker.plan import Plan, plan  # children import this module too, and start quicker without
 
     real = plan(session, lease, settings)
 
-    def fake(**files: Path) -> Task:
-        task = real.task(**files)
-        given = {field.name: getattr(task, field.name) for field in fields(task)}  # type: ignore[arg-type]
-        return FAKES[type(task)](**given)
+    def fake(**files: Path) -> Operation:
+        operation = real.operation(**files)
+        given = {field.name: getattr(operation, field.name) for field in fields(operation)}  # type: ignore[arg-type]
+        return FAKES[type(operation)](**given)
 
     return Plan(fake, real.inputs)
 
 
 @dataclass(frozen=True)
 class FakeValidation(ValidateTarget):
-    def run(self, report: Report) -> TargetSummary:
+    def run(self, report: ReportProgress) -> TargetSummary:
         report("hash", 0.0, {})
         if self.target_path.read_bytes() == BAD_TARGET:
             raise TargetError("the target has no images", hint="add some")
@@ -114,7 +114,7 @@ class FakeValidation(ValidateTarget):
 
 @dataclass(frozen=True)
 class FakePreparation(PrepareModel):
-    def run(self, report: Report) -> Prepared:
+    def run(self, report: ReportProgress) -> Prepared:
         report("build", 0.0, {})
         if self.architecture == BAD_ARCHITECTURE:
             raise CheckpointError("there is no such architecture", hint="choose another")
@@ -124,7 +124,7 @@ class FakePreparation(PrepareModel):
 
 @dataclass(frozen=True)
 class FakeFold(FoldSource):
-    def run(self, report: Report) -> Folded:
+    def run(self, report: ReportProgress) -> Folded:
         source = self.source.read_bytes()
         metadata = read_metadata(source)
         deeds = [deed for deed in metadata["deeds"].split(",") if deed]

@@ -293,7 +293,9 @@ def test_whether_it_is_a_dry_run_is_the_plans_to_say(place: Place) -> None:
     def plan_dry(*given: Any) -> Plan:
         found = fake_plan(*given)
         is_fold = "source" in found.inputs
-        return replace(found, task=partial(found.task, dry_run=True)) if is_fold else found
+        return (
+            replace(found, operation=partial(found.operation, dry_run=True)) if is_fold else found
+        )
 
     model = place.ready_model()
     job = place.offer(model, checkpoint("a"))

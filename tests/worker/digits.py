@@ -1,4 +1,4 @@
-"""A small target of real images, tiny checkpoints, and tasks on them."""
+"""A small target of real images, tiny checkpoints, and operations on them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from grasp_core.data.fingerprint import fingerprint_of
 from grasp_core.data.formats import recognise
 from grasp_core.data.target import DEFAULT_LIMITS
 from grasp_core.files import sha256_file
-from worker.tasks import FoldSource
+from grasp_core.operations import FoldSource
 
 torch.set_num_threads(1)  # as in the children that must end in the same bytes
 

@@ -1,4 +1,4 @@
-"""Tasks that end in every way a task can; a spawned child imports them from here."""
+"""Operations that end in every way an operation can; a spawned child imports them from here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 import structlog
 
 from grasp_core.errors import CheckpointError, TargetError
-from worker.tasks import FoldSource, Report
+from grasp_core.operations import FoldSource, ReportProgress
 
 
 class Unpicklable(Exception):
@@ -37,7 +37,7 @@ class Echo:
     steps: int = 3
     value: object = None
 
-    def run(self, report: Report) -> Any:
+    def run(self, report: ReportProgress) -> Any:
         for step in range(self.steps):
             report(f"step {step}", step / self.steps, {"step": step})
         return {
@@ -57,7 +57,7 @@ class Chatter:
 
     seconds: float
 
-    def run(self, report: Report) -> Any:
+    def run(self, report: ReportProgress) -> Any:
         begin, count = time.monotonic(), 0
         while (spent := time.monotonic() - begin) < self.seconds:
             report("talk", spent / self.seconds, {})
@@ -72,7 +72,7 @@ class ChangingStages:
     count: int
     done: Path
 
-    def run(self, report: Report) -> Any:
+    def run(self, report: ReportProgress) -> Any:
         for number in range(self.count):
             report(f"{number} " + "x" * 1000, number / self.count, {})
         self.done.touch()
@@ -85,7 +85,7 @@ class Forever:
 
     began: Path
 
-    def run(self, report: Report) -> Any:
+    def run(self, report: ReportProgress) -> Any:
         while True:
             report("wait", 0.5, {})
             self.began.write_text(str(os.getpid()))
@@ -98,7 +98,7 @@ class LongOperation:
 
     began: Path
 
-    def run(self, report: Report) -> Any:
+    def run(self, report: ReportProgress) -> Any:
         import torch
 
         matrix = torch.randn(6000, 6000, dtype=torch.float64)
@@ -110,18 +110,18 @@ class LongOperation:
 class PauseInEpoch:
     """A real fold that stands still in the middle of its refinement."""
 
-    task: FoldSource
+    operation: FoldSource
     epoch: int
     began: Path
 
-    def run(self, report: Report) -> Any:
+    def run(self, report: ReportProgress) -> Any:
         def pausing(stage: str, fraction: float, metrics: Mapping[str, float]) -> None:
             report(stage, fraction, metrics)
             if metrics.get("epoch") == self.epoch:
                 self.began.touch()
                 time.sleep(600)
 
-        return self.task.run(pausing)
+        return self.operation.run(pausing)
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class Raise:
 
     kind: str
 
-    def run(self, report: Report) -> Any:
+    def run(self, report: ReportProgress) -> Any:
         raise ERRORS[self.kind]
 
 
@@ -164,7 +164,7 @@ class Die:
 
     how: str
 
-    def run(self, report: Report) -> Any:
+    def run(self, report: ReportProgress) -> Any:
         report("die", 0.0, {})
         if self.how == "fault":
             ctypes.string_at(0)
@@ -182,7 +182,7 @@ class Allocate:
 
     sizes: tuple[int, ...]
 
-    def run(self, report: Report) -> Any:
+    def run(self, report: ReportProgress) -> Any:
         import torch
 
         for size in self.sizes:
@@ -192,7 +192,7 @@ class Allocate:
 
 @dataclass(frozen=True)
 class ReturnLambda:
-    def run(self, report: Report) -> Any:
+    def run(self, report: ReportProgress) -> Any:
         return lambda: None
 
 
@@ -203,7 +203,7 @@ class CannotLoad:
     def __reduce__(self) -> Any:
         return _refuse, ()
 
-    def run(self, report: Report) -> Any:
+    def run(self, report: ReportProgress) -> Any:
         raise NotImplementedError
 
 

@@ -64,17 +64,17 @@ def test_within_a_stage_progress_is_told_now_and_then(child: Child) -> None:
 
 def test_a_parent_who_does_not_read_holds_up_nothing(child: Child, tmp_path: Path) -> None:
     """Thousands of reports are far more than a pipe holds."""
-    task = faults.ChangingStages(count=5000, done=tmp_path / "done")
+    operation = faults.ChangingStages(count=5000, done=tmp_path / "done")
 
-    child.start(task, {})
-    until(task.done.exists)  # before anything was read
+    child.start(operation, {})
+    until(operation.done.exists)  # before anything was read
     events = drained(child)
 
-    assert result(events[-1]) == task.count
-    assert len(events) < task.count
+    assert result(events[-1]) == operation.count
+    assert len(events) < operation.count
     newest = events[-2]
     assert isinstance(newest, Progressed)
-    assert newest.stage.startswith(f"{task.count - 1} ")
+    assert newest.stage.startswith(f"{operation.count - 1} ")
 
 
 @pytest.mark.parametrize("kind", ["value", "unpicklable"])
@@ -120,7 +120,7 @@ def test_a_result_that_cannot_travel_is_an_error_and_not_a_silence(child: Child)
     class Local:
         pass
 
-    with pytest.raises((AttributeError, TypeError)):  # nor can such a task
+    with pytest.raises((AttributeError, TypeError)):  # nor can such an operation
         child.start(faults.Echo(value=Local()), {})
 
     failed = last(child, faults.ReturnLambda())
@@ -321,7 +321,7 @@ def test_without_a_spare_children_are_made_when_needed() -> None:
 
 
 def test_importing_tasks_and_children_loads_no_torch() -> None:
-    code = "import sys, worker.child, worker.tasks; print('torch' in sys.modules)"
+    code = "import sys, worker.child, grasp_core.operations; print('torch' in sys.modules)"
 
     process = subprocess.run(
         [sys.executable, "-c", code],

@@ -10,6 +10,7 @@ from typing import Literal, get_args
 import pytest
 
 from grasp_core.config import Stage
+from grasp_core.operations import Accuracies, Folded
 from registry.tables import Worker
 from registry.totals import SHARES, Totals
 from registry.tracing import Span
@@ -17,7 +18,6 @@ from registry.transitions import Failure
 from tests.service.fake_folds import checkpoint
 from tests.service.place import Place
 from tests.worker.waiting import until
-from worker.tasks import Accuracies, Folded
 from worker.telling import Account
 from worker.totals import Tally
 

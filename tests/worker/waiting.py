@@ -8,9 +8,9 @@ from typing import Any
 
 import psutil
 
+from grasp_core.operations import Operation
 from worker.child import Child
 from worker.messages import Event, Finished, Progressed
-from worker.tasks import Task
 
 PATIENCE_S = 600.0  # for a process to come or go on a busy machine; nothing waits that long
 
@@ -25,8 +25,8 @@ def drained(child: Child) -> list[Event]:
     return events
 
 
-def last(child: Child, task: Task) -> Event:
-    child.start(task, {})
+def last(child: Child, operation: Operation) -> Event:
+    child.start(operation, {})
     return drained(child)[-1]
 
 

@@ -1,4 +1,4 @@
-"""The tasks of a child, run in this process on real images."""
+"""Operations, run in this process on real images."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from grasp_core import (
     TargetError,
     write_checkpoint,
 )
+from grasp_core.operations import PrepareModel, ValidateTarget
 from tests.worker.digits import CLASSES, PER_CLASS, SPEC, Bench, Heard, write_target, write_weights
-from worker.tasks import PrepareModel, ValidateTarget
 
 
 @pytest.fixture(scope="module")
@@ -153,9 +153,9 @@ def test_the_first_fold_of_a_prepared_model_needs_the_target_no_more(
     bench: Bench, tmp_path: Path
 ) -> None:
     preparing(bench, tmp_path / "cache").run(Heard())
-    task = replace(bench.fold("prepared"), cache_dir=tmp_path / "cache", merged=None)
+    operation = replace(bench.fold("prepared"), cache_dir=tmp_path / "cache", merged=None)
 
-    elsewhere = replace(task, target_path=tmp_path / "gone", version=1).run(Heard())
+    elsewhere = replace(operation, target_path=tmp_path / "gone", version=1).run(Heard())
 
     assert elsewhere.outcome == "accepted"
 
@@ -163,21 +163,21 @@ def test_the_first_fold_of_a_prepared_model_needs_the_target_no_more(
 def test_a_target_that_changed_is_noticed_when_it_is_read(bench: Bench, tmp_path: Path) -> None:
     changed = tmp_path / "target"
     shutil.copytree(bench.target, changed)
-    task = replace(preparing(bench, tmp_path / "cache"), target_path=changed)
+    operation = replace(preparing(bench, tmp_path / "cache"), target_path=changed)
     picture = next(changed.glob("one/*.png"))
     shutil.copy(next(changed.glob("two/*.png")), picture)
 
     with pytest.raises(TargetError, match="is not what it was when it was validated"):
-        task.run(Heard())
+        operation.run(Heard())
 
     shutil.copy(bench.target / "one" / picture.name, picture)
-    assert task.run(Heard()).classes == CLASSES
+    assert operation.run(Heard()).classes == CLASSES
 
 
 def test_a_model_may_have_more_classes_than_its_target(bench: Bench, tmp_path: Path) -> None:
-    task = replace(preparing(bench, tmp_path), classes=("zero", "nine", "two", "one"))
+    operation = replace(preparing(bench, tmp_path), classes=("zero", "nine", "two", "one"))
 
-    prepared = task.run(Heard())
+    prepared = operation.run(Heard())
 
     assert prepared.classes == ("zero", "nine", "two", "one")
     assert prepared.manifest.classes == 4
@@ -199,16 +199,16 @@ def test_a_model_may_have_more_classes_than_its_target(bench: Bench, tmp_path: P
 def test_a_model_that_cannot_be_is_refused_before_the_target_is_read(
     bench: Bench, tmp_path: Path, changes: dict[str, object], kind: type[GraspError], told: str
 ) -> None:
-    task = replace(preparing(bench, tmp_path), target_path=tmp_path / "nowhere", **changes)  # type: ignore[arg-type]
+    operation = replace(preparing(bench, tmp_path), target_path=tmp_path / "nowhere", **changes)  # type: ignore[arg-type]
 
     with pytest.raises(kind, match=told):
-        task.run(Heard())
+        operation.run(Heard())
 
 
 def test_a_fold_tells_what_it_measured(bench: Bench) -> None:
-    task, heard = bench.fold("told"), Heard()
+    operation, heard = bench.fold("told"), Heard()
 
-    folded = task.run(heard)
+    folded = operation.run(heard)
 
     report = FoldReport.model_validate_json(folded.report)
     assert report.metrics.before is not None
@@ -222,14 +222,14 @@ def test_a_fold_tells_what_it_measured(bench: Bench) -> None:
     }
     assert (folded.outcome, folded.reason) == ("accepted", None)
     assert folded.transferred_share == report.transferred_share
-    content = task.output.read_bytes()
+    content = operation.output.read_bytes()
     assert folded.sha256 == hashlib.sha256(content).hexdigest()
     assert folded.size == len(content)
-    assert Checkpoint(task.output).info.lineage.version == task.version == report.version
+    assert Checkpoint(operation.output).info.lineage.version == operation.version == report.version
     fractions = [fraction for _, fraction, _ in heard.told]
     assert fractions == sorted(fractions)
     assert heard.stages[:3] == ["decode", "load", "baseline"]
-    assert pickle.loads(pickle.dumps(task)) == task
+    assert pickle.loads(pickle.dumps(operation)) == operation
 
 
 def test_a_stopped_fold_goes_on_where_it_was(bench: Bench) -> None:

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from grasp_core import samples
 from grasp_core.data import Split, TargetData
+from grasp_core.operations import ANY_MODEL, ValidateTarget
+from grasp_core.samples import sample_images
 from tests.worker.digits import CLASSES, Bench, Heard
-from worker import samples
-from worker.samples import sample_images
-from worker.tasks import ANY_MODEL, ValidateTarget
 
 SIZE = 16
 

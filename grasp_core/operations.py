@@ -1,6 +1,7 @@
-"""What a child process can be asked to do: plain data that travels, and a method that computes.
+"""What the service computes, one operation per job: plain data that travels to another process,
+and `run`, which computes.
 
-Nothing here knows the database, and importing this module loads no torch: `run` does.
+Importing this module loads no torch: `run` does.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ PerClass = dict[str, float | None]  # None: a class without examples
 Accuracies = dict[str, dict[str, float | PerClass]]
 
 
-class Report(Protocol):
-    """Tells the parent where a task is; raises FoldStopped if it must not go on."""
+class ReportProgress(Protocol):
+    """Says where an operation is; raises FoldStopped if it must not go on."""
 
     def __call__(self, stage: str, fraction: float, metrics: Mapping[str, float]) -> None: ...
 
@@ -77,10 +78,10 @@ class Folded:
 Result = TargetSummary | Prepared | Folded
 
 
-class Task(Protocol):
-    """Something a child can do. It must survive pickling, and stand being run again."""
+class Operation(Protocol):
+    """What a child process or `grasp merge` runs. It survives pickling, and can be run again."""
 
-    def run(self, report: Report) -> Result: ...
+    def run(self, report: ReportProgress) -> Result: ...
 
 
 @dataclass(frozen=True)
@@ -91,10 +92,10 @@ class ValidateTarget:
     cache_dir: Path
     max_bytes: int | None = None  # of its files, unpacked
 
-    def run(self, report: Report) -> TargetSummary:
+    def run(self, report: ReportProgress) -> TargetSummary:
         """Raises TargetError if the data cannot be used; leaves nothing in the cache."""
         from grasp_core.data import Limits, TargetData
-        from worker.samples import sample_images
+        from grasp_core.samples import sample_images
 
         report("hash", 0.0, {})
         limits = Limits() if self.max_bytes is None else Limits(max_bytes=self.max_bytes)
@@ -132,7 +133,7 @@ class PrepareModel:
     target_classes: tuple[str, ...]
     cache_dir: Path
 
-    def run(self, report: Report) -> Prepared:
+    def run(self, report: ReportProgress) -> Prepared:
         """Raises ArchitectureError for what timm cannot build, ConfigError for missing classes."""
         from grasp_core import ImageClassification, make_manifest, resolve_preprocessing
 
@@ -180,7 +181,7 @@ class FoldSource:
     output: Path
     dry_run: bool = False  # only measured: whatever comes of it is not published
 
-    def run(self, report: Report) -> Folded:
+    def run(self, report: ReportProgress) -> Folded:
         """Raises CheckpointError for a file that is no such model, and what else `fold` raises."""
         from grasp_core import ImageClassification, fold
 
@@ -235,8 +236,8 @@ def _accuracies(metrics: SplitMetrics | None) -> Accuracies | None:
     }
 
 
-def _decoding(report: Report, share: float = 1.0) -> Callable[[float], None]:
-    """Reports the decoding of a target, which is `share` of the whole task."""
+def _decoding(report: ReportProgress, share: float = 1.0) -> Callable[[float], None]:
+    """Reports the decoding of a target, which is `share` of the whole operation."""
 
     def progressed(fraction: float) -> None:
         report("decode", share * fraction, {})
