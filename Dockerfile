@@ -41,6 +41,7 @@ COPY registry ./registry
 COPY worker ./worker
 COPY grasp_core ./grasp_core
 COPY grasp_client ./grasp_client
+COPY grasp_cli ./grasp_cli
 COPY migrations ./migrations
 RUN --mount=type=cache,target=/root/.cache/uv \
     uv build --wheel --out-dir /dist --build-constraints requirements.lock --require-hashes

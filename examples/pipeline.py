@@ -16,9 +16,9 @@ from tempfile import TemporaryDirectory
 
 import torch
 
+from grasp_cli.demo.digits import ANCESTOR, CLASSES, TODAY, Digits, Scanner
+from grasp_cli.demo.training import train
 from grasp_client import Grasp, JobFailed, NotFound
-from grasp_client.demo.digits import ANCESTOR, CLASSES, TODAY, Digits, Scanner
-from grasp_client.demo.training import train
 from grasp_core import ImageClassification, ModelSpec, PreprocessingOverrides
 
 NAME = "monthly"

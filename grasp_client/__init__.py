@@ -1,4 +1,4 @@
-"""The client of the service's HTTP API, and the `grasp` command line.
+"""The client of the service's HTTP API.
 
     from grasp_client import Grasp
 

@@ -12,8 +12,8 @@ from typer.testing import CliRunner, Result
 
 import app.serve
 import worker.main
-from grasp_client.cli import cli, main
-from grasp_client.server import opened_database
+from grasp_cli.main import cli, main
+from grasp_cli.service import opened_database
 from registry import queue
 from registry.database import Database
 from registry.keys import authenticate, list_keys
@@ -84,7 +84,7 @@ def test_words_are_completed() -> None:
 def test_help_needs_no_more_than_it_shows() -> None:
     """So that every command starts at once: what talks, stores or computes is loaded when used."""
     code = (
-        "import sys; from grasp_client.cli import cli; cli(['--help'], standalone_mode=False);"
+        "import sys; from grasp_cli.main import cli; cli(['--help'], standalone_mode=False);"
         " print(*{name.partition('.')[0] for name in sys.modules}, file=sys.stderr)"
     )
 

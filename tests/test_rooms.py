@@ -12,7 +12,7 @@ HEAVY = {"PIL", "numpy", "pyarrow", "safetensors", "sklearn", "timm", "torch", "
     "module",
     [
         "app.main",
-        "grasp_client.cli",
+        "grasp_cli.main",
         "grasp_core.config",
         "grasp_core.errors",
         "grasp_core.manifest",

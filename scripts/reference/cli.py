@@ -7,7 +7,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from grasp_client.cli import cli
+from grasp_cli.main import cli
 from scripts.reference.markdown import anchor, opening, sections, table
 
 INTRODUCTION = """
@@ -30,7 +30,7 @@ def page() -> str:
     entries = list(_entries("grasp", get_command(cli)))
     listed = ((f"[`{e.name}`]({anchor(e.name)})", e.summary) for e in entries)
     return sections(
-        opening("Command line", "grasp_client/cli.py"),
+        opening("Command line", "grasp_cli/main.py"),
         INTRODUCTION.strip(),
         table(("command", "does"), listed),
         *(part for entry in entries for part in _describe(entry)),

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from grasp_client.cli import cli
-from grasp_client.commands import transfer
-from grasp_client.commands.waiting import watch_jobs
+from grasp_cli import transfer
+from grasp_cli.main import cli
+from grasp_cli.waiting import watch_jobs
 from grasp_client.jobs import Jobs
 from tests.app.world import CLASSES, Server, World, checkpoint, sha256
 from tests.client.hand import working
@@ -442,7 +442,7 @@ class TestMistakes:
 
 
 def test_names_are_completed(world: World, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    from grasp_client.commands.arguments import complete_model, complete_target
+    from grasp_cli.arguments import complete_model, complete_target
 
     world.ready_model("merged", "faces")
     monkeypatch.setenv("GRASP_URL", server.url)

@@ -15,13 +15,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
-from grasp_client.cli import cli
-from grasp_client.commands.chart import chart
-from grasp_client.commands.demo import Chapter, _farewell, _shown
-from grasp_client.commands.session import console
-from grasp_client.demo import workshop
-from grasp_client.demo.digits import DECADES, TODAY, Digits
-from grasp_client.demo.workshop import QUICK, SPEC, Sizes, Workshop
+from grasp_cli.demo.chart import chart
+from grasp_cli.demo.command import Chapter, _farewell, _shown
+from grasp_cli.demo.digits import DECADES, TODAY, Digits
+from grasp_cli.demo.experiment import QUICK, SPEC, Experiment, Sizes
+from grasp_cli.main import cli
+from grasp_cli.session import console
 from grasp_core import ImageClassification
 from grasp_core.files import sha256_file
 from tests.serving import serving
@@ -75,9 +74,11 @@ def test_what_the_target_alone_makes_of_the_best_source_is_told(
     told: dict[str, Any], folder: Path, tmp_path: Path
 ) -> None:
     best = told["best_source"]
-    shop = Workshop(folder, tmp_path, 0, QUICK)
+    experiment = Experiment(folder, tmp_path, 0, QUICK)
 
-    again = shop.fine_tune(folder / f"{best['name']}.safetensors", len(DECADES), lambda *_: None)
+    again = experiment.fine_tune(
+        folder / f"{best['name']}.safetensors", len(DECADES), lambda *_: None
+    )
 
     assert best["fine_tuned"] == again
     assert f"{best['name']}, {again:.1%};" in _farewell(told)
@@ -181,19 +182,19 @@ def test_nobody_sees_the_digits_of_another(
 
     monkeypatch.setattr(Digits, "shuffled", lambda _: everything)
     monkeypatch.setattr(Digits, "write", note)
-    monkeypatch.setattr(workshop, "train", lambda *_, **__: Path())
+    monkeypatch.setattr("grasp_cli.demo.experiment.train", lambda *_, **__: Path())
     monkeypatch.setattr(ImageClassification, "open", lambda *_, **__: None)
-    shop = Workshop(tmp_path, tmp_path, 3, sizes)
+    experiment = Experiment(tmp_path, tmp_path, 3, sizes)
 
-    shop.train_ancestor(print)
+    experiment.train_ancestor(print)
     for decade in DECADES:
-        shop.train_source(decade, Path(), print)
-    assert shop.target == tmp_path / "target.npz"
+        experiment.train_source(decade, Path(), print)
+    assert experiment.target == tmp_path / "target.npz"
 
     rows = [row for group in seen for row in group]
     assert len(seen) == len(DECADES) + 2
     assert len(set(rows)) == len(rows)
-    assert len(seen[-1]) == sum(shop.counts().values())
+    assert len(seen[-1]) == sum(experiment.counts().values())
 
 
 def test_the_target_has_few_labels_of_each_class() -> None:
@@ -218,7 +219,7 @@ def test_scanners_differ_and_the_same_scan_is_the_same() -> None:
 
 
 def test_without_scikit_learn_it_says_what_to_install() -> None:
-    code = "import sys; sys.modules['sklearn'] = None; from grasp_client.cli import main; main()"
+    code = "import sys; sys.modules['sklearn'] = None; from grasp_cli.main import main; main()"
 
     result = subprocess.run([sys.executable, "-c", code, "demo"], capture_output=True, text=True)
 

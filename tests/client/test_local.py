@@ -13,7 +13,7 @@ import timm
 import torch
 from typer.testing import CliRunner, Result
 
-from grasp_client.cli import cli
+from grasp_cli.main import cli
 from grasp_core import (
     Checkpoint,
     CheckpointInfo,
@@ -119,7 +119,7 @@ def test_a_file_that_is_no_checkpoint(world: World, model: str) -> None:
 
 def test_without_torch_it_says_what_to_install(world: World, model: str) -> None:
     torch.save(weights(), "a.pt")
-    code = "import sys; sys.modules['torch'] = None; from grasp_client.cli import main; main()"
+    code = "import sys; sys.modules['torch'] = None; from grasp_cli.main import main; main()"
 
     result = subprocess.run(
         [sys.executable, "-c", code, "push", model, "a.pt"],

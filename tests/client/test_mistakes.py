@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from grasp_cli.mistakes import explain
 from grasp_client import Grasp
-from grasp_client.commands.mistakes import explain
 from grasp_client.errors import GraspError, refusal
 
 OTHER_WORDS = {"detail": "dit lukt niet", "hint": "probeer het anders"}

@@ -17,7 +17,7 @@ import timm
 import torch
 from typer.testing import CliRunner, Result
 
-from grasp_client.cli import cli
+from grasp_cli.main import cli
 from grasp_core import Checkpoint, CheckpointInfo, FoldConfig, convert_checkpoint, write_checkpoint
 from grasp_core.files import sha256_file
 from grasp_core.operations import Folded, FoldSource, ValidateTarget
@@ -218,7 +218,7 @@ def test_interrupted_it_leaves_nothing(files: Path, tmp_path: Path) -> None:
 
 
 def test_without_torch_it_says_what_to_install(files: Path, tmp_path: Path) -> None:
-    code = "import sys; sys.modules['torch'] = None; from grasp_client.cli import main; main()"
+    code = "import sys; sys.modules['torch'] = None; from grasp_cli.main import main; main()"
 
     result = subprocess.run(
         [sys.executable, "-c", code, "merge", *arguments(files, "a.safetensors")],

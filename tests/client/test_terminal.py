@@ -9,10 +9,10 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
+from grasp_cli import bars
+from grasp_cli.main import cli
+from grasp_cli.tables import listed
 from grasp_client import sending, uploads
-from grasp_client.cli import cli
-from grasp_client.commands import bars
-from grasp_client.commands.tables import listed
 from grasp_client.jobs import Jobs
 from tests.app.world import Server, World
 from tests.client.hand import working

@@ -14,7 +14,7 @@ import pytest
 from nbclient import NotebookClient
 
 from examples import merge, pipeline
-from grasp_client.demo.workshop import QUICK, Workshop
+from grasp_cli.demo.experiment import QUICK, Experiment
 from grasp_core import Checkpoint
 from tests.serving import PATIENCE_S, serving
 
@@ -31,8 +31,8 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
 def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """A target and a source."""
     folder = tmp_path_factory.mktemp("files")
-    shop = Workshop(folder, folder, sizes=QUICK)
-    return [shop.target, shop.train_source("1970s", shop.train_ancestor())]
+    experiment = Experiment(folder, folder, sizes=QUICK)
+    return [experiment.target, experiment.train_source("1970s", experiment.train_ancestor())]
 
 
 @pytest.fixture

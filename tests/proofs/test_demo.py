@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from grasp_client.cli import cli
+from grasp_cli.main import cli
 from tests.proofs.forms import LONG
 from tests.serving import serving
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from grasp_client.cli import cli
+from grasp_cli.main import cli
 from registry.blobs import Blob, BlobDamaged
 from registry.database import Database
 from registry.local_blobs import LocalBlobStore

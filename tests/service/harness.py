@@ -23,7 +23,7 @@ from registry.settings import Settings
 from tests.worker.waiting import PATIENCE_S, until
 
 ROOT = Path(__file__).parent.parent.parent
-GRASP = (sys.executable, "-c", "from grasp_client.cli import main; main()")
+GRASP = (sys.executable, "-c", "from grasp_cli.main import main; main()")
 SERVE = (*GRASP, "serve")
 WORKER = (sys.executable, "-m", "tests.service.fake_worker")
 _numbers = itertools.count()

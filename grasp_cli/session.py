@@ -121,7 +121,7 @@ def in_words(grasp: Grasp | None = None) -> Iterator[None]:
     try:
         yield
     except GraspError as error:
-        from grasp_client.commands.mistakes import explain
+        from grasp_cli.mistakes import explain
 
         fail(*explain(error, grasp))
     except BrokenPipeError:  # whoever reads our output has seen enough

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from grasp_client.commands.arguments import Limit
-from grasp_client.commands.session import Session, group, online
+from grasp_cli.arguments import Limit
+from grasp_cli.session import Session, group, online
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -28,7 +28,7 @@ def list_sources(
     limit: Limit = 50,
 ) -> None:
     """List sources, newest first."""
-    from grasp_client.commands.tables import sources_table
+    from grasp_cli.tables import sources_table
 
     found = session.grasp.sources.list(model=model, status=status, limit=limit)
     session.give(
@@ -50,7 +50,7 @@ def show_source(
 
 
 def _details(source: Source) -> Table:
-    from grasp_client.commands.tables import age, details, size, some, status
+    from grasp_cli.tables import age, details, size, some, status
 
     return details(
         {

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from grasp_client.commands.session import Session, online
-from grasp_client.commands.waiting import require_success, wait_for
-from grasp_client.local import needing
+from grasp_cli.local import needing
+from grasp_cli.session import Session, online
+from grasp_cli.waiting import require_success, wait_for
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from grasp_client.demo.workshop import Workshop
+    from grasp_cli.demo.experiment import Experiment
 
 INTRODUCTION = """\
 Four offices have scanned handwritten digits, each with the scanner of its decade, and each trains
@@ -53,12 +53,12 @@ def demo(
 ) -> None:
     """Train four small models here, merge them on the running server, and compare."""
     with needing("worker,demo", "the demo"), TemporaryDirectory() as aside:
-        from grasp_client.demo.workshop import QUICK, Sizes, Workshop
+        from grasp_cli.demo.experiment import QUICK, Experiment, Sizes
 
         folder = files or Path(aside)
         folder.mkdir(parents=True, exist_ok=True)
-        shop = Workshop(folder, Path(aside), seed, QUICK if quick else Sizes())
-        story = Story(session, shop, _free_name(session))
+        experiment = Experiment(folder, Path(aside), seed, QUICK if quick else Sizes())
+        story = Story(session, experiment, _free_name(session))
         story.play()
     result = story.result()
     session.give(result, lambda: _shown(story.chapters, story.control))
@@ -68,43 +68,43 @@ def demo(
 class Story:
     """What happens, in order."""
 
-    def __init__(self, session: Session, shop: Workshop, name: str) -> None:
+    def __init__(self, session: Session, experiment: Experiment, name: str) -> None:
         self.session = session
-        self.shop = shop
+        self.experiment = experiment
         self.name = name  # of the target and of the model
         self.chapters: list[Chapter] = []
         self.control = 0.0  # the ancestor, fine-tuned on the target alone
         self.rival = 0.0  # so is the source that is best alone
 
     def play(self) -> None:
-        from grasp_client.demo.digits import DECADES
+        from grasp_cli.demo.digits import DECADES
 
-        shop = self.shop
-        self.session.say(INTRODUCTION.format(**shop.counts()))
+        experiment = self.experiment
+        self.session.say(INTRODUCTION.format(**experiment.counts()))
         preparing = self._begin()
         with self._bar("the ancestor", "train") as heard:
-            ancestor = shop.train_ancestor(heard)
+            ancestor = experiment.train_ancestor(heard)
         require_success(wait_for(self.session, preparing, f"model {self.name}"))
         sources: dict[str, Path] = {}
         for decade in DECADES:
             with self._bar(decade, "train") as heard:
-                sources[decade] = shop.train_source(decade, ancestor, heard)
+                sources[decade] = experiment.train_source(decade, ancestor, heard)
             self.chapters.append(self._offer(decade, sources[decade]))
         self.control = self._fine_tune("the ancestor", ancestor)
         self.rival = self._fine_tune(self.best.source, sources[self.best.source])
 
     def _begin(self) -> str:
         """Register the target and create its model; returns the job that prepares it."""
-        from grasp_client.demo.workshop import SPEC
+        from grasp_cli.demo.experiment import SPEC
 
         grasp = self.session.grasp
-        grasp.targets.create(self.name, self.shop.target)
+        grasp.targets.create(self.name, self.experiment.target)
         model = grasp.models.create(
             self.name,
             architecture=SPEC.architecture,
             target=self.name,
             image_size=SPEC.preprocessing.image_size,
-            merge=self.shop.merge,
+            merge=self.experiment.merge,
         )
         return model.job.id
 
@@ -114,7 +114,7 @@ class Story:
         model = self.session.grasp.models.get(self.name)
         return Chapter(
             source=decade,
-            alone=self.shop.measure(source),
+            alone=self.experiment.measure(source),
             status=job.status,
             transferred_share=job.metrics.get("transferred_share"),
             version=model.version,
@@ -123,7 +123,7 @@ class Story:
 
     def _fine_tune(self, name: str, weights: Path) -> float:
         with self._bar(f"{name} on the target alone", "fine-tune") as heard:
-            return self.shop.fine_tune(weights, len(self.chapters), heard)
+            return self.experiment.fine_tune(weights, len(self.chapters), heard)
 
     @property
     def best(self) -> Chapter:
@@ -132,7 +132,7 @@ class Story:
 
     @contextmanager
     def _bar(self, label: str, stage: str) -> Iterator[Callable[[float, float], None]]:
-        from grasp_client.commands.bars import stage_bar
+        from grasp_cli.bars import stage_bar
 
         with stage_bar(self.session, label) as show:
             yield lambda fraction, loss: show(stage, fraction, {"loss": loss})
@@ -146,7 +146,7 @@ class Story:
             "best_source": best,
             "fine_tuned_ancestor": self.control,
             "sources": [asdict(chapter) for chapter in self.chapters],
-            "test_digits": self.shop.counts()["test"],
+            "test_digits": self.experiment.counts()["test"],
             "page": f"{self.session.grasp.url}/ui/models/{self.name}",
             "pull": f"grasp pull {self.name}{_where(self.session.grasp.url)}",
         }
@@ -175,7 +175,7 @@ def _shown(chapters: Sequence[Chapter], control: float) -> RenderableType:
 
 
 def _table(chapters: Sequence[Chapter]) -> RenderableType:
-    from grasp_client.commands.tables import listed, shown, status
+    from grasp_cli.tables import listed, shown, status
 
     rows = [
         (
@@ -195,7 +195,7 @@ def _table(chapters: Sequence[Chapter]) -> RenderableType:
 def _plot(chapters: Sequence[Chapter], control: float) -> RenderableType:
     from rich.text import Text
 
-    from grasp_client.commands.chart import chart
+    from grasp_cli.demo.chart import chart
 
     marks = {
         "○": [chapter.alone for chapter in chapters],

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import torch
 
-from grasp_client.local import CONVERTED
+from grasp_cli.local import CONVERTED
 from grasp_core import Checkpoint, convert_checkpoint
 from grasp_core.config import FoldConfig, ModelSpec, PreprocessingOverrides
 from grasp_core.folding import Inputs

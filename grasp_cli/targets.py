@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from grasp_client.commands.arguments import Limit, TargetName, Wait, Yes, confirm
-from grasp_client.commands.session import Session, group, online
-from grasp_client.commands.waiting import watch_jobs
+from grasp_cli.arguments import Limit, TargetName, Wait, Yes, confirm
+from grasp_cli.session import Session, group, online
+from grasp_cli.waiting import watch_jobs
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -27,7 +27,7 @@ def list_targets(
     limit: Limit = 50,
 ) -> None:
     """List targets, newest first."""
-    from grasp_client.commands.tables import targets_table
+    from grasp_cli.tables import targets_table
 
     found = session.grasp.targets.list(status=status, limit=limit)
     session.give(found, lambda: targets_table(found))
@@ -48,7 +48,7 @@ def create_target(
     wait: Wait = False,
 ) -> None:
     """Register target data; a job validates it."""
-    from grasp_client.commands.bars import upload_bar
+    from grasp_cli.bars import upload_bar
 
     with upload_bar(session, name) as progress:
         made = session.grasp.targets.create(name, data, progress=progress)
@@ -67,7 +67,7 @@ def show_target(session: Session, target: TargetName) -> None:
 
 
 def _details(target: Target) -> Table:
-    from grasp_client.commands.tables import age, details, size, some, status
+    from grasp_cli.tables import age, details, size, some, status
 
     return details(
         {
@@ -89,7 +89,7 @@ def _details(target: Target) -> Table:
 
 
 def _counted(counts: Mapping[str, int]) -> str:
-    from grasp_client.commands.tables import some
+    from grasp_cli.tables import some
 
     return f"{sum(counts.values())}: {some([f'{count} {name}' for name, count in counts.items()])}"
 

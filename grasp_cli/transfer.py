@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from grasp_client.commands.arguments import ClassNames, ModelName, Wait, parse_classes
-from grasp_client.commands.session import Session, online
-from grasp_client.commands.waiting import watch_jobs
+from grasp_cli.arguments import ClassNames, ModelName, Wait, parse_classes
+from grasp_cli.session import Session, online
+from grasp_cli.waiting import watch_jobs
 
 if TYPE_CHECKING:
     from grasp_client import Model, Source
@@ -70,7 +70,7 @@ def _push(
     classes: list[str] | None,
     dry_run: bool,
 ) -> Source:
-    from grasp_client.commands.bars import upload_bar
+    from grasp_cli.bars import upload_bar
 
     with (
         _as_safetensors(session, file, model, classes) as path,
@@ -85,7 +85,7 @@ def _push(
 def _as_safetensors(
     session: Session, file: Path, model: str, classes: list[str] | None
 ) -> Iterator[Path]:
-    from grasp_client.local import CONVERTED, as_safetensors
+    from grasp_cli.local import CONVERTED, as_safetensors
 
     if file.suffix.lower() not in CONVERTED:
         yield file
@@ -130,14 +130,14 @@ def pull(
 
 
 def _pull(session: Session, model: Model, number: int | None, to: str) -> Path:
-    from grasp_client.commands.bars import transfer_bar
+    from grasp_cli.bars import transfer_bar
 
     with transfer_bar(session, f"{model.name} v{number}") as progress:
         return session.grasp.models.pull(model.id, to, version=number, progress=progress)
 
 
 def _export(session: Session, model: Model, number: int | None, folder: Path) -> None:
-    from grasp_client.local import export_folder
+    from grasp_cli.local import export_folder
 
     with TemporaryDirectory() as temporary:
         weights = _pull(session, model, number, temporary)

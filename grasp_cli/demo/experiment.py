@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
-from grasp_client.demo.digits import ANCESTOR, CLASSES, DECADES, SIDE, TODAY, Digits, Scanner
-from grasp_client.demo.training import test_accuracy, train
+from grasp_cli.demo.digits import ANCESTOR, CLASSES, DECADES, SIDE, TODAY, Digits, Scanner
+from grasp_cli.demo.training import test_accuracy, train
 from grasp_core import (
     Augmentation,
     FoldConfig,
@@ -59,7 +59,7 @@ QUICK = Sizes(60, 60, 220, ancestor_epochs=1, source_epochs=1, refine_epochs=1)
 
 
 @dataclass(frozen=True)
-class Workshop:
+class Experiment:
     """Makes the target's data and the sources in a folder, and everything else aside."""
 
     folder: Path

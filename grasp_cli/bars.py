@@ -17,7 +17,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from grasp_client.commands.session import Output, Session, console
+from grasp_cli.session import Output, Session, console
 from grasp_client.sending import LARGE_BYTES
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 from pydantic import BaseModel, ValidationError
 
-from grasp_client.commands.arguments import (
+from grasp_cli.arguments import (
     ClassNames,
     ImageSize,
     Preprocess,
@@ -19,15 +19,15 @@ from grasp_client.commands.arguments import (
     parse_classes,
     parse_settings,
 )
-from grasp_client.commands.session import NOT_DONE, AsJson, Output, in_words
-from grasp_client.commands.waiting import INTERRUPTED
-from grasp_client.local import convert_file, needing
+from grasp_cli.local import convert_file, needing
+from grasp_cli.session import NOT_DONE, AsJson, Output, in_words
+from grasp_cli.waiting import INTERRUPTED
 from grasp_core.config import FoldConfig, ModelSpec, PreprocessingOverrides, plain_words
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from grasp_client.offline import Outcome
+    from grasp_cli.offline import Outcome
 
 Values = TypeVar("Values", bound=BaseModel)
 FILE: dict[str, Any] = {"exists": True, "dir_okay": False}
@@ -97,13 +97,13 @@ def merge(
     command. One that the gate rejects is passed over, as in the service. The output appears at
     the end, whole or not at all; the command succeeds if at least one source was accepted.
     """
-    from grasp_client.commands.bars import stage_bar
+    from grasp_cli.bars import stage_bar
 
     out = Output(as_json)
     parameters = _parameters(config, settings, seed, device)
     overrides = _overrides(preprocess, image_size)
     with in_words(), needing("worker", "merging"):
-        from grasp_client.offline import Recipe, merge_files
+        from grasp_cli.offline import Recipe, merge_files
 
         recipe = Recipe(
             architecture=architecture,
@@ -152,7 +152,7 @@ def _tell(out: Output, outcomes: Sequence[Outcome], output: Path, report: Path |
 
 
 def _table(outcomes: Sequence[Outcome]) -> RenderableType:
-    from grasp_client.commands.tables import accuracy, change, listed, shown, status
+    from grasp_cli.tables import accuracy, change, listed, shown, status
 
     rows = []
     for outcome in outcomes:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from grasp_client.commands.arguments import JobId, Limit, Wait
-from grasp_client.commands.session import Session, group, online
-from grasp_client.commands.waiting import outcome, watch_jobs
+from grasp_cli.arguments import JobId, Limit, Wait
+from grasp_cli.session import Session, group, online
+from grasp_cli.waiting import outcome, watch_jobs
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -34,7 +34,7 @@ def list_jobs(
     limit: Limit = 50,
 ) -> None:
     """List jobs, newest first."""
-    from grasp_client.commands.tables import jobs_table, names_of_all
+    from grasp_cli.tables import jobs_table, names_of_all
 
     found = session.grasp.jobs.list(
         model=model, target=target, status=status, kind=kind, code=code, limit=limit
@@ -51,7 +51,7 @@ def show_job(session: Session, job: JobId) -> None:
 
 
 def _details(job: Job) -> Table:
-    from grasp_client.commands.tables import age, details, status
+    from grasp_cli.tables import age, details, status
 
     return details(
         {

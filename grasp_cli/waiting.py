@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from grasp_client.commands.session import NOT_DONE, Session
+from grasp_cli.session import NOT_DONE, Session
 
 if TYPE_CHECKING:
     from grasp_client import Job
@@ -36,8 +36,8 @@ def watch_jobs(session: Session, jobs: Mapping[str, str], *, every_state: bool =
 
 def wait_for(session: Session, job_id: str, label: str, *, every_state: bool = False) -> Job:
     """The job in its last state, after it was shown on its way there."""
+    from grasp_cli.bars import job_bar
     from grasp_client import JobFailed
-    from grasp_client.commands.bars import job_bar
 
     try:
         with job_bar(session, label) as show:
@@ -74,7 +74,7 @@ def outcome(job: Job) -> str:
 
 
 def _figures(metrics: Mapping[str, Any]) -> list[str]:
-    from grasp_client.commands.tables import change
+    from grasp_cli.tables import change
 
     measured = change(metrics, "val")
     found = [f"validation accuracy {measured}"] if measured != "-" else []

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from grasp_client.commands.arguments import (
+from grasp_cli.arguments import (
     ClassNames,
     ImageSize,
     Limit,
@@ -22,8 +22,8 @@ from grasp_client.commands.arguments import (
     parse_classes,
     parse_settings,
 )
-from grasp_client.commands.session import Session, group, online
-from grasp_client.commands.waiting import watch_jobs
+from grasp_cli.session import Session, group, online
+from grasp_cli.waiting import watch_jobs
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -53,7 +53,7 @@ def list_models(
     limit: Limit = 50,
 ) -> None:
     """List models, newest first."""
-    from grasp_client.commands.tables import models_table
+    from grasp_cli.tables import models_table
 
     found = session.grasp.models.list(
         target=target, architecture=architecture, status=status, limit=limit
@@ -95,7 +95,7 @@ def create_model(
     wait: Wait = False,
 ) -> None:
     """Create a model; a job prepares it."""
-    from grasp_client.commands.bars import transfer_bar
+    from grasp_cli.bars import transfer_bar
 
     with transfer_bar(session, name) as progress:
         made = session.grasp.models.create(
@@ -167,7 +167,7 @@ def show_model(session: Session, model: ModelName) -> None:
 
 
 def _details(session: Session, model: Model) -> Table:
-    from grasp_client.commands.tables import accuracy, age, details, size, some, status
+    from grasp_cli.tables import accuracy, age, details, size, some, status
 
     sources = [f"{count} {word}" for word, count in (model.sources or {}).items()]
     return details(
@@ -205,7 +205,7 @@ def delete_model(session: Session, model: ModelName, yes: Yes = False) -> None:
 @online
 def list_versions(session: Session, model: ModelName, limit: Limit = 50) -> None:
     """List a model's versions, newest first."""
-    from grasp_client.commands.tables import versions_table
+    from grasp_cli.tables import versions_table
 
     found = session.grasp.models.versions(model, limit=limit)
     session.give(found, lambda: versions_table(found))
@@ -222,7 +222,7 @@ def show_report(session: Session, model: ModelName, number: Number = None) -> No
 @online
 def show_provenance(session: Session, model: ModelName, number: Number = None) -> None:
     """Which source a version's parameters came from."""
-    from grasp_client.commands.tables import provenance_table
+    from grasp_cli.tables import provenance_table
 
     found = session.grasp.models.provenance(model, number)
     session.give(found, lambda: provenance_table(found))

@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from grasp_client import server
-from grasp_client.commands import demo, merge, transfer
-from grasp_client.commands.jobs import jobs
-from grasp_client.commands.models import models
-from grasp_client.commands.sources import sources
-from grasp_client.commands.targets import targets
+from grasp_cli import merge, service, transfer
+from grasp_cli.demo.command import demo
+from grasp_cli.jobs import jobs
+from grasp_cli.models import models
+from grasp_cli.sources import sources
+from grasp_cli.targets import targets
 
 SERVICE = "Run the service"
 MERGE = "Merge"
@@ -30,10 +30,10 @@ for command in (merge.merge, merge.convert):
     cli.command(rich_help_panel=OFFLINE)(command)
 for name, group in (("targets", targets), ("models", models), ("sources", sources), ("jobs", jobs)):
     cli.add_typer(group, name=name, rich_help_panel=LOOK)
-cli.command(rich_help_panel=SERVICE)(server.serve)
-cli.command(rich_help_panel=SERVICE)(server.worker)
-cli.command(rich_help_panel=SERVICE)(demo.demo)
-cli.add_typer(server.admin, name="admin", rich_help_panel=SERVICE)
+cli.command(rich_help_panel=SERVICE)(service.serve)
+cli.command(rich_help_panel=SERVICE)(service.worker)
+cli.command(rich_help_panel=SERVICE)(demo)
+cli.add_typer(service.admin, name="admin", rich_help_panel=SERVICE)
 
 
 @cli.command(rich_help_panel=SERVICE)
