@@ -73,6 +73,8 @@ class Folded:
     size: int | None
     metrics: dict[str, Accuracies | None]  # before and after; None: not measured
     transferred_share: float | None
+    state_sha256: str | None = None  # of what the method remembers; None: nothing
+    state_size: int | None = None
 
 
 Result = TargetSummary | Prepared | Folded
@@ -179,6 +181,9 @@ class FoldSource:
     cache_dir: Path
     work_dir: Path
     output: Path
+    base: Path | None = None  # what the sources were fine-tuned from, for methods that need it
+    state: Path | None = None  # what the method of `merged` remembers; None: nothing
+    state_output: Path | None = None  # where it goes, if this method remembers something
     dry_run: bool = False  # only measured: whatever comes of it is not published
 
     def run(self, report: ReportProgress) -> Folded:
