@@ -21,12 +21,12 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
-from app.downloads import RangeNotSatisfiable
+from app.http.downloads import RangeNotSatisfiable
 from grasp_core.config import plain_words
 from grasp_core.errors import GraspError, shorten
 from registry.database import explain
 from registry.errors import Conflict
-from registry.logs import get_log
+from registry.process.logs import get_log
 
 STATUS: dict[str, int] = {
     "invalid_multipart": 400,

@@ -7,20 +7,20 @@ from importlib.metadata import version
 from fastapi import Depends, FastAPI
 from fastapi.concurrency import run_in_threadpool
 
-from app.auth import authorize
+from app.access.auth import authorize
 from app.errors import install_error_handlers
-from app.following import Following
+from app.http.following import Following
+from app.http.requests import RequestContext
+from app.intake.tus import TusHeaders
 from app.metrics_requests import RequestMetrics
 from app.openapi import DESCRIPTION, TAGS, install_openapi
 from app.pages import router as pages
 from app.pages.answers import PageAnswers
-from app.requests import RequestContext
 from app.routes import jobs, models, sources, system, targets, uploads, versions
 from app.service import Service
-from app.tus import TusHeaders
-from registry.logs import configure_logs
-from registry.settings import Settings
-from registry.tracing import tracing
+from registry.process.logs import configure_logs
+from registry.process.settings import Settings
+from registry.process.tracing import tracing
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:

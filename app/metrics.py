@@ -20,12 +20,12 @@ from sqlalchemy.orm import Session
 
 from app.metrics_requests import CONNECTIONS, RequestMetrics
 from registry import figures
-from registry.damage import count_problems
-from registry.references import sum_bytes
-from registry.settings import Settings
+from registry.blobs.damage import count_problems
+from registry.blobs.references import sum_bytes
+from registry.jobs.totals import SHARES, Totals
+from registry.jobs.workers import is_alive, list_workers
+from registry.process.settings import Settings
 from registry.tables import Model, Target, Version, Worker, utc_now
-from registry.totals import SHARES, Totals
-from registry.workers import is_alive, list_workers
 
 __all__ = ["CONTENT_TYPE", "render_metrics"]
 

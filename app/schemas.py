@@ -18,7 +18,7 @@ from app.fields import (
     check_preset,
 )
 from grasp_core.config import FoldConfig, PreprocessingOverrides
-from registry.states import JobKind, JobStatus, ModelStatus, TargetStatus
+from registry.jobs.states import JobKind, JobStatus, ModelStatus, TargetStatus
 from registry.tables import DeviceClass, ProblemKind
 
 Item = TypeVar("Item")

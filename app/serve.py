@@ -11,16 +11,16 @@ from functools import partial
 import uvicorn
 from sqlalchemy.exc import DatabaseError
 
-from app.auth import is_loopback
-from app.connections import RESERVE, BoundedProtocol, Connections, Limits
-from app.peers import can_tell
-from app.tokens import token
+from app.access.auth import is_loopback
+from app.access.peers import can_tell
+from app.access.tokens import token
+from app.http.connections import RESERVE, BoundedProtocol, Connections, Limits
 from registry.database import Database
-from registry.home import open_home
 from registry.keys import any_keys
-from registry.logs import configure_logs, get_log
-from registry.processes import Workers
-from registry.settings import Settings
+from registry.process.home import open_home
+from registry.process.logs import configure_logs, get_log
+from registry.process.processes import Workers
+from registry.process.settings import Settings
 
 LISTEN_BACKLOG = 2048
 FILES = 96  # open besides connections and what they send or receive: database, log, libraries

@@ -7,16 +7,16 @@ from typing import Annotated
 from fastapi import Depends, Request
 from sqlalchemy.exc import DBAPIError
 
-from app.fetching import FetchPolicy
-from app.turns import Turns
-from registry.bell import open_bell
-from registry.blobs import BlobDamaged, BlobMissing, BlobStore
-from registry.damage import note_problem, problem_of
+from app.fetching.fetch import FetchPolicy
+from app.http.turns import Turns
+from registry.blobs.base import BlobDamaged, BlobMissing, BlobStore
+from registry.blobs.damage import note_problem, problem_of
+from registry.blobs.factory import open_store
+from registry.blobs.integrity import Verifier
 from registry.database import Database
-from registry.home import open_home
-from registry.integrity import Verifier
-from registry.settings import Settings
-from registry.storage import open_store
+from registry.jobs.bell import open_bell
+from registry.process.home import open_home
+from registry.process.settings import Settings
 from registry.tables import utc_now
 
 

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
+from app.intake.tus import read_metadata
 from app.schemas import JobRead, ModelRead, SourceRead, TargetRead, UploadRead, VersionRead
-from app.tus import read_metadata
-from registry.states import RETRIABLE, TERMINAL
+from registry.jobs.states import RETRIABLE, TERMINAL
+from registry.jobs.transitions import Failure
 from registry.tables import Job, Model, ProblemKind, Source, Target, Upload, Version
-from registry.transitions import Failure
 
 
 def show_job(job: Job) -> JobRead:

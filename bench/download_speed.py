@@ -1,4 +1,4 @@
-"""Speed of downloads: app.downloads.send_file beside Starlette's FileResponse.
+"""Speed of downloads: app.http.downloads.send_file beside Starlette's FileResponse.
 
     python bench/download_speed.py [--size MIB] [--turns N]
 
@@ -26,9 +26,9 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
-from app.downloads import send_file
+from app.http.downloads import send_file
 from bench.servers import COLUMNS, Server, parse_options, serving
-from registry.integrity import Verifier
+from registry.blobs.integrity import Verifier
 
 LIMIT = 0.5  # seconds of send_file / seconds of FileResponse: at least twice as fast
 FILE = "GRASP_BENCH_FILE"

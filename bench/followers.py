@@ -29,11 +29,11 @@ import httpx
 from fastapi import FastAPI
 
 import app.main
-from app.following import FollowedJob, Following, JobState
+from app.http.following import FollowedJob, Following, JobState
 from bench.servers import Server, serving
-from registry import queue
 from registry.database import Database
-from registry.queue import Lease
+from registry.jobs import queue
+from registry.jobs.queue import Lease
 from registry.tables import utc_now
 from registry.targets import create_target
 

@@ -29,11 +29,11 @@ from typing import Any
 from sqlalchemy import event, insert, make_url, text
 
 from grasp_core.config import FoldConfig
-from registry.blobs import Blob
+from registry.blobs.base import Blob
+from registry.blobs.references import is_referenced
 from registry.database import Database
 from registry.ids import new_id
-from registry.queue import Lease, claim, hand_back, record_progress
-from registry.references import is_referenced
+from registry.jobs.queue import Lease, claim, hand_back, record_progress
 from registry.sources import offer_source
 from registry.tables import Base, Job, Model, Queue, Source, Target
 from registry.versions import FoldResult, publish

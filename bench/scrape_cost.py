@@ -23,7 +23,7 @@ from sqlalchemy import event, insert, text
 from app.metrics import render_metrics
 from app.metrics_requests import RequestMetrics
 from registry.database import Database
-from registry.settings import Settings
+from registry.process.settings import Settings
 from registry.tables import Job, Json, Model, Queue, Source, Target, Version
 
 PER_MODEL = 1000

@@ -60,7 +60,7 @@ class Server:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # user + system
 
 
-PROTOCOL = "app.connections:BoundedProtocol"  # httptools, as `grasp serve` uses it
+PROTOCOL = "app.http.connections:BoundedProtocol"  # httptools, as `grasp serve` uses it
 
 
 @contextmanager

@@ -3,10 +3,10 @@
     python bench/simulate_fleet.py [--models 1000 10000 100000] [--days 2] [--plot waits.svg]
 
 Sources arrive as a Poisson process with a daily rhythm, some of them several at once for one model.
-Workers claim as `registry.queue.claim` does: the free queue whose next job is oldest, one job of a
-queue at a time. A worker that crashes loses its job until the lease expires. Every run is checked:
-each source is folded exactly once, or given up after as many lost attempts as are allowed, and the
-sources of a model in their order.
+Workers claim as `registry.jobs.queue.claim` does: the free queue whose next job is oldest, one job
+of a queue at a time. A worker that crashes loses its job until the lease expires. Every run is
+checked: each source is folded exactly once, or given up after as many lost attempts as are allowed,
+and the sources of a model in their order.
 
 The load on the database follows from what the code does per source and per second of a worker;
 `tests/test_simulation.py` counts the same on the real code. Equal seeds give equal output.
@@ -32,11 +32,13 @@ GOAL_S = 3_600.0  # that 95 % of the sources shall wait at most
 KEPT = (1, 10, None)  # retention settings that are compared; None keeps all versions
 
 # Transactions, by the code they are in. A read that follows nothing else is one, too.
-POST_READS = 3  # app/auth.py: the key; app/routes/sources.py: the model, before and after the bytes
+POST_READS = (
+    3  # app/access/auth.py: the key; app/routes/sources.py: the model, before and after the bytes
+)
 POST_WRITES = 1  # source and job
 ATTEMPT_READS = 3  # worker/loop.py: whose job it is; worker/attempt.py: the plan, known damage
 ATTEMPT_WRITES = 2  # the claim; worker/loop.py: idle again
-END_READS = 2  # registry/local_blobs.py: does anything else need the bytes? And under the lock?
+END_READS = 2  # registry/blobs/local.py: does anything else need the bytes? And under the lock?
 END_WRITES = 1  # publish
 TICK_S = 1.0  # worker/attempt.py, WRITE_S: one look for a cancellation, one write of progress
 CLEAN_S = 30.0  # worker/loop.py: one write, and one read for every blob

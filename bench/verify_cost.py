@@ -17,8 +17,8 @@ from tempfile import TemporaryDirectory
 from bench.common import CASES, Promise, Setting, prepare, print_table, say, settle
 from bench.fold_speed import EPOCHS, STEPS, config_for, processor_seconds
 from grasp_core.files import sha256_file
-from registry import integrity
-from registry.integrity import Verifier
+from registry.blobs import integrity
+from registry.blobs.integrity import Verifier
 
 LIMIT = 0.05  # of the fold
 

@@ -11,9 +11,9 @@ from datetime import timedelta
 from sqlalchemy.exc import SQLAlchemyError
 
 from registry.database import Database
-from registry.settings import Settings
+from registry.jobs.workers import list_workers
+from registry.process.settings import Settings
 from registry.tables import utc_now
-from registry.workers import list_workers
 
 
 def is_alive(database: Database, host: str, lease_seconds: float) -> bool:

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 if TYPE_CHECKING:
     from registry.database import Database
-    from registry.settings import Settings
+    from registry.process.settings import Settings
 
 RETRIED_AT_ONCE = 1000  # jobs in one transaction, which others wait for
 
@@ -45,7 +45,7 @@ def worker(
     concurrency: Annotated[int, typer.Option(help="Workers per device.", min=1)] = 1,
 ) -> None:
     """Run a worker on this machine; with --devices one for each, kept running."""
-    from registry.home import open_home
+    from registry.process.home import open_home
     from worker.devices import share_out
     from worker.main import main, run_many
 
@@ -117,9 +117,9 @@ def revoke_key(key: Annotated[str, typer.Argument(help="Its id, key_…")]) -> N
 @admin.command("scrub")
 def scrub_blobs() -> None:
     """Read every stored blob and name those that are damaged or missing; 1 if there are any."""
-    from registry.blobs import StorageError
-    from registry.scrub import scrub
-    from registry.storage import open_store
+    from registry.blobs.base import StorageError
+    from registry.blobs.factory import open_store
+    from registry.blobs.scrub import scrub
 
     bad = 0
     with opened_database() as database:
@@ -142,7 +142,7 @@ def retry_failed(
     code: Annotated[str, typer.Argument(help="The code of their error, such as worker_lost.")],
 ) -> None:
     """Run again all jobs of all owners that failed for one reason, and name them."""
-    from registry import queue
+    from registry.jobs import queue
 
     with opened_database() as database, database.write() as session:
         again = queue.retry_failed(session, code, owner=None, limit=RETRIED_AT_ONCE)
@@ -158,7 +158,7 @@ def opened_database() -> Iterator["Database"]:
     from sqlalchemy.exc import DBAPIError, ProgrammingError
 
     from registry.database import Database
-    from registry.home import open_home
+    from registry.process.home import open_home
 
     settings = read_settings()
     with telling_of_home():
@@ -187,7 +187,7 @@ def telling_of_home() -> Iterator[None]:
 
 
 def read_settings() -> "Settings":
-    from registry.settings import Settings
+    from registry.process.settings import Settings
 
     problems: list[str] = []
     try:

@@ -8,7 +8,7 @@ from alembic import context
 from sqlalchemy import Connection, Engine, text
 
 from registry.database import Database
-from registry.settings import Settings
+from registry.process.settings import Settings
 from registry.tables import Base, UtcDateTime
 
 LOCK = 0x67726173_70  # "grasp": any number that nobody else takes for an advisory lock

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Engine, ExceptionContext, create_engine, even
 from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError
 from sqlalchemy.orm import Session, sessionmaker
 
-from registry.bell import Bell, rings_of, silence
+from registry.jobs.bell import Bell, rings_of, silence
 
 MIGRATIONS = Path(__file__).parent.parent / "migrations"
 TIMEOUT_MS = 30_000  # for any statement; a lock that takes longer is an error, not a wait

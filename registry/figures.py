@@ -10,8 +10,8 @@ from typing import NamedTuple, get_args
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from registry.queue import is_active
-from registry.states import JobKind, JobStatus
+from registry.jobs.queue import is_active
+from registry.jobs.states import JobKind, JobStatus
 from registry.tables import DeviceClass, Job, Model, Target, Version
 
 QUEUES: tuple[str, ...] = (*get_args(DeviceClass), "any")  # by the workers they wait for

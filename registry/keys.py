@@ -10,8 +10,8 @@ from sqlalchemy.orm import Session
 
 from registry.errors import NotFound
 from registry.ids import new_id
+from registry.jobs.transitions import change
 from registry.tables import ApiKey, Scope
-from registry.transitions import change
 
 SECRET_BYTES = 32  # so much chance that one round of SHA-256 is enough to hide it
 USE_NOTED_EVERY = timedelta(minutes=1)  # so that reading does not mean writing

@@ -8,10 +8,10 @@ from sqlalchemy.orm import Session
 
 from grasp_core.config import PRESETS, FoldConfig, ModelSpec, PreprocessingOverrides
 from registry.ids import new_id
+from registry.jobs.queue import Lease, close, drop_queue, enqueue, lock_queue, open_queue
+from registry.jobs.transitions import change
 from registry.naming import add_named
-from registry.queue import Lease, close, drop_queue, enqueue, lock_queue, open_queue
 from registry.tables import DeviceClass, Job, Model, Target
-from registry.transitions import change
 
 
 def create_model(

@@ -9,12 +9,12 @@ from sqlalchemy.orm import Session
 from grasp_core.config import require_text
 from grasp_core.errors import CheckpointError
 from grasp_core.manifest import Manifest
-from registry.blobs import Blob
-from registry.damage import forget_problems
+from registry.blobs.base import Blob
+from registry.blobs.damage import forget_problems
+from registry.blobs.safetensors_header import Header
 from registry.errors import Conflict
 from registry.ids import new_id
-from registry.queue import enqueue, lock_queue
-from registry.safetensors_header import Header
+from registry.jobs.queue import enqueue, lock_queue
 from registry.tables import Job, Model, Source
 
 

@@ -20,7 +20,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from registry.states import ACTIVE, MOVES, JobKind, JobStatus, ModelStatus, TargetStatus
+from registry.jobs.states import ACTIVE, MOVES, JobKind, JobStatus, ModelStatus, TargetStatus
 
 Scope = Literal["read", "write", "admin"]
 DeviceClass = Literal["gpu", "cpu"]

@@ -7,12 +7,11 @@ from typing import Any
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from registry.blobs import Blob
-from registry.damage import forget_problems
+from registry.blobs.base import Blob
+from registry.blobs.damage import forget_problems
 from registry.errors import StillUsed
 from registry.ids import new_id
-from registry.naming import add_named
-from registry.queue import (
+from registry.jobs.queue import (
     Lease,
     close,
     drop_queue,
@@ -21,8 +20,9 @@ from registry.queue import (
     open_queue,
     ring_waiting,
 )
+from registry.jobs.transitions import change
+from registry.naming import add_named
 from registry.tables import Job, Model, Target
-from registry.transitions import change
 
 
 def create_target(

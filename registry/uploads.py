@@ -12,12 +12,12 @@ from typing import Any
 from sqlalchemy import CursorResult, and_, delete, select
 from sqlalchemy.orm import Session
 
-from registry.blobs import Blob, BlobStore, refuse_damaged, storage_errors
-from registry.damage import forget_problems
+from registry.blobs.base import Blob, BlobStore, refuse_damaged, storage_errors
+from registry.blobs.damage import forget_problems
 from registry.errors import NotFound, OffsetMismatch, UploadUnfinished
 from registry.ids import new_id
+from registry.jobs.transitions import change
 from registry.tables import Upload, UploadPart
-from registry.transitions import change
 
 READ_BYTES = 2**20
 

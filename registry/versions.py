@@ -7,12 +7,12 @@ from typing import Any
 from sqlalchemy import and_, select
 from sqlalchemy.orm import Session
 
-from registry.blobs import Blob
-from registry.damage import forget_problems
+from registry.blobs.base import Blob
+from registry.blobs.damage import forget_problems
 from registry.errors import BytesGone, NotFound, NoVersion, StaleBase
-from registry.queue import Lease, close, hold, lock_queue, ring_waiting
+from registry.jobs.queue import Lease, close, hold, lock_queue, ring_waiting
+from registry.jobs.transitions import change
 from registry.tables import Job, Model, Source, Version
-from registry.transitions import change
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from moto.core.models import DEFAULT_ACCOUNT_ID
 from moto.s3.models import s3_backends
 from moto.server import ThreadedMotoServer
 
-from registry.blob_cache import BlobCache
-from registry.buckets import open_bucket
-from registry.object_blobs import ObjectBlobStore
+from registry.blobs.buckets import open_bucket
+from registry.blobs.cache import BlobCache
+from registry.blobs.s3 import ObjectBlobStore
 
 PREFIX = "some/where"
 CACHE_BYTES = 2**30

@@ -14,13 +14,13 @@ import app.serve
 import worker.main
 from grasp_cli.main import cli, main
 from grasp_cli.service import opened_database
-from registry import queue
 from registry.database import Database
+from registry.jobs import queue
+from registry.jobs.transitions import WORKER_LOST
 from registry.keys import authenticate, list_keys
-from registry.settings import Settings
+from registry.process.settings import Settings
 from registry.tables import ApiKey, utc_now
 from registry.targets import create_target
-from registry.transitions import WORKER_LOST
 
 pytestmark = pytest.mark.usefixtures("no_settings")
 

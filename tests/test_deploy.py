@@ -18,9 +18,9 @@ from sqlalchemy import text
 from app.routes.system import router
 from deploy.worker_alive import is_alive, main
 from registry.database import Database
-from registry.processes import STOP_S as WORKER_STOP_S
-from registry.queue import enqueue, open_queue
-from registry.settings import Settings
+from registry.jobs.queue import enqueue, open_queue
+from registry.process.processes import STOP_S as WORKER_STOP_S
+from registry.process.settings import Settings
 from registry.tables import Job, Model, Target, Worker, utc_now
 from worker.attempt import STOP_S as FOLD_STOP_S
 

@@ -23,13 +23,13 @@ def drawn(text: str) -> dict[str, str | None]:
 @pytest.mark.parametrize(
     "module",
     [
-        "app.downloads",
-        "app.fetching_base",
-        "app.multipart",
-        "app.tus",
+        "app.http.downloads",
+        "app.fetching.base",
+        "app.intake.multipart",
+        "app.intake.tus",
         "grasp_client.errors",
         "grasp_core.errors",
-        "registry.blobs",
+        "registry.blobs.base",
         "registry.errors",
     ],
 )

@@ -16,7 +16,7 @@ HEAVY = {"PIL", "numpy", "pyarrow", "safetensors", "sklearn", "timm", "torch", "
         "grasp_core.config",
         "grasp_core.errors",
         "grasp_core.manifest",
-        "registry.settings",
+        "registry.process.settings",
     ],
 )
 def test_importing_loads_nothing_heavy(module: str) -> None:

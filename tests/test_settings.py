@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from registry.settings import Settings
+from registry.process.settings import Settings
 
 pytestmark = pytest.mark.usefixtures("no_settings")
 

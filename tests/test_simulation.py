@@ -33,7 +33,7 @@ from bench.simulate_fleet import (
     simulate,
     sweep,
 )
-from registry import queue
+from registry.jobs import queue
 from tests.app import world as http
 from tests.app.conftest import opened
 from tests.service.fake_folds import checkpoint

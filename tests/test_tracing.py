@@ -18,7 +18,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as Sent
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
-from registry.tracing import Span, current_traceparent, is_configured, traced, tracing
+from registry.process.tracing import Span, current_traceparent, is_configured, traced, tracing
 from tests.service.client import Client
 from tests.service.fake_folds import checkpoint
 from tests.service.harness import Harness, none_left
@@ -231,8 +231,8 @@ with TestClient(create_app(), base_url="http://127.0.0.1") as client:
 WORK = f"""
 import sys
 from threading import Timer
-from registry.logs import configure_logs
-from registry.settings import Settings
+from registry.process.logs import configure_logs
+from registry.process.settings import Settings
 from worker.loop import Worker
 configure_logs()
 worker = Worker(Settings(warm_spare=False), warm=False)

@@ -17,25 +17,25 @@ from sqlalchemy.orm import Session
 
 from grasp_core.errors import DeviceError, GraspError
 from grasp_core.operations import Folded, FoldSource, Operation, Result
-from registry import queue
-from registry.blobs import Blob, BlobStore, StorageError, StorageFull
-from registry.collection import discard_blob
-from registry.damage import (
+from registry.blobs.base import Blob, BlobStore, StorageError, StorageFull
+from registry.blobs.collection import discard_blob
+from registry.blobs.damage import (
     BadInput,
     Input,
     find_problems,
     forget_problems,
     note_problem,
 )
+from registry.blobs.integrity import Verifier
 from registry.database import Database, explain
 from registry.errors import LeaseLost, StaleBase
-from registry.integrity import Verifier
-from registry.logs import RepeatedWarning, get_log
-from registry.queue import Lease
-from registry.settings import Settings
+from registry.jobs import queue
+from registry.jobs.queue import Lease
+from registry.jobs.transitions import CANCELLED, Failure
+from registry.jobs.workers import see_worker
+from registry.process.logs import RepeatedWarning, get_log
+from registry.process.settings import Settings
 from registry.tables import utc_now
-from registry.transitions import CANCELLED, Failure
-from registry.workers import see_worker
 from worker.child import Child, Nursery
 from worker.messages import Failed, Finished, Last, Progressed, Stopped
 from worker.plan import Plan, Planner, record, work_folder

@@ -4,7 +4,7 @@ import os
 import shutil
 import subprocess
 
-from registry.settings import Settings
+from registry.process.settings import Settings
 from registry.tables import DeviceClass
 
 ASK = ("--query-gpu=uuid", "--format=csv,noheader")

@@ -14,9 +14,9 @@ from celery.platforms import EX_FAILURE
 from celery.worker import state
 
 from grasp_core.errors import ConfigError
-from registry.bell import ANY_DEVICE, CELERY, RING, celery_queue
-from registry.logs import configure_logs, get_log
-from registry.settings import Settings
+from registry.jobs.bell import ANY_DEVICE, CELERY, RING, celery_queue
+from registry.process.logs import configure_logs, get_log
+from registry.process.settings import Settings
 from worker.devices import device_class
 from worker.loop import Worker
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from grasp_core.errors import GraspError
-from registry.blobs import FULL, StorageFull
+from registry.blobs.base import FULL, StorageFull
 from worker.messages import Failed
 
 # How torch's allocators, C++, Python's threads and oneDNN say that there is no memory.

@@ -9,9 +9,9 @@ from typing import Any
 import psutil
 
 from registry.database import Database
-from registry.queue import end_leases
+from registry.jobs.queue import end_leases
+from registry.jobs.workers import list_workers, register_worker, remove_worker
 from registry.tables import Worker, utc_now
-from registry.workers import list_workers, register_worker, remove_worker
 
 
 def total_memory() -> int:

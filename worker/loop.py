@@ -12,22 +12,22 @@ from sqlalchemy.exc import DBAPIError, InternalError, OperationalError, Programm
 
 from grasp_core.errors import DeviceError
 from registry.answers import forget_answers
-from registry.bell import open_bell
-from registry.blobs import BlobStore, StorageError
-from registry.collection import collect_blobs, collect_work
-from registry.damage import forget_unneeded
+from registry.blobs.base import BlobStore, StorageError
+from registry.blobs.collection import collect_blobs, collect_work
+from registry.blobs.damage import forget_unneeded
+from registry.blobs.factory import open_store
+from registry.blobs.integrity import Verifier
 from registry.database import Database, explain
-from registry.home import open_home
 from registry.ids import new_id
-from registry.integrity import Verifier
-from registry.logs import RepeatedWarning, configure_logs, get_log
-from registry.queue import Lease, claim, ring_waiting
-from registry.settings import Settings
-from registry.storage import open_store
+from registry.jobs.bell import open_bell
+from registry.jobs.queue import Lease, claim, ring_waiting
+from registry.jobs.workers import remove_worker, see_worker
+from registry.process.home import open_home
+from registry.process.logs import RepeatedWarning, configure_logs, get_log
+from registry.process.settings import Settings
+from registry.process.tracing import tracing
 from registry.tables import utc_now
-from registry.tracing import tracing
 from registry.uploads import forget_uploads
-from registry.workers import remove_worker, see_worker
 from worker.attempt import Attempt
 from worker.child import Child, Nursery
 from worker.devices import device_class

@@ -13,9 +13,9 @@ from socket import gethostname
 from threading import Thread
 from typing import TYPE_CHECKING
 
-from registry.logs import configure_logs
-from registry.processes import Workers
-from registry.settings import Settings
+from registry.process.logs import configure_logs
+from registry.process.processes import Workers
+from registry.process.settings import Settings
 from worker.loop import Worker
 
 if TYPE_CHECKING:

@@ -24,11 +24,11 @@ from grasp_core.operations import (
     TargetSummary,
     ValidateTarget,
 )
-from registry.blobs import Blob
-from registry.damage import Input, target_input, version_input
+from registry.blobs.base import Blob
+from registry.blobs.damage import Input, target_input, version_input
+from registry.jobs.queue import Lease
 from registry.models import record_preparation, spec_of
-from registry.queue import Lease
-from registry.settings import Settings
+from registry.process.settings import Settings
 from registry.tables import Job, Model, Source, Target, Version
 from registry.targets import record_validation
 from registry.versions import FoldResult, publish, record_trial, reject

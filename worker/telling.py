@@ -12,12 +12,12 @@ from sqlalchemy.orm import Session
 
 from grasp_core.operations import Accuracies, Folded, FoldSource, Operation, Result, TargetSummary
 from registry.errors import LeaseLost
-from registry.logs import get_log
-from registry.queue import Lease
-from registry.states import JobKind, JobStatus
+from registry.jobs.queue import Lease
+from registry.jobs.states import JobKind, JobStatus
+from registry.jobs.transitions import Failure
+from registry.process.logs import get_log
+from registry.process.tracing import Attributes, Span, traced
 from registry.tables import Job, Model, Source, Target
-from registry.tracing import Attributes, Span, traced
-from registry.transitions import Failure
 from worker.messages import Progressed
 from worker.totals import Tally
 

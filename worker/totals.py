@@ -7,7 +7,7 @@ from typing import Any
 import psutil
 
 from grasp_core.operations import Folded
-from registry.totals import FoldKind, Outcome, Sum, Totals
+from registry.jobs.totals import FoldKind, Outcome, Sum, Totals
 
 if sys.platform != "win32":
     import resource

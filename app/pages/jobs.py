@@ -16,9 +16,9 @@ from app.pages.reports import Report, read_report, source_names
 from app.schemas import JobRead
 from app.service import ServiceDep
 from app.show import show_job
-from registry.damage import find_holds
+from registry.blobs.damage import find_holds
+from registry.jobs.states import ACTIVE, JobStatus
 from registry.lookup import find, find_named, list_page
-from registry.states import ACTIVE, JobStatus
 from registry.tables import Job, Model, Source, Target
 
 JOBS_PER_PAGE = 40

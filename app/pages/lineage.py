@@ -12,7 +12,7 @@ from app.charts import Series, line_chart, shade
 from app.pages.words import percent
 from app.schemas import VersionRead
 from app.show import show_version
-from registry.damage import find_problems
+from registry.blobs.damage import find_problems
 from registry.tables import Model, ProblemKind, Source, Version
 
 MOST_VERSIONS = 100  # on a chart and in a table; the API lists all

@@ -8,12 +8,12 @@ from fastapi import APIRouter, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import RedirectResponse, Response
 
-from app.auth import identify, opens
-from app.browsers import is_own, sign_in, sign_out
+from app.access.auth import identify, opens
+from app.access.browsers import is_own, sign_in, sign_out
+from app.access.tokens import is_token
 from app.errors import Forbidden, KeyNeeded, NotTheOwner, TooLarge
 from app.pages.rendering import render
 from app.service import ServiceDep
-from app.tokens import is_token
 
 MAX_FORM = 4096
 OWN_PATH = re.compile(r"/(?![/\\])")  # two of them begin the name of a host

@@ -21,7 +21,7 @@ from app.pages.words import percent
 from app.schemas import JobRead, ModelRead, SourceRead
 from app.service import ServiceDep
 from app.show import show_job, show_model, show_source, show_target
-from registry.damage import find_holds
+from registry.blobs.damage import find_holds
 from registry.lookup import find_named, list_page
 from registry.tables import Job, Model, Source, Target, Version
 

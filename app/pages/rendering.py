@@ -9,12 +9,12 @@ from fastapi import Depends, Request
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from app.auth import CallerDep
-from app.browsers import COOKIE
+from app.access.auth import CallerDep
+from app.access.browsers import COOKIE
 from app.pages.assets import asset
 from app.pages.words import FILTERS
+from registry.jobs.states import ACTIVE
 from registry.keys import Caller
-from registry.states import ACTIVE
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
 

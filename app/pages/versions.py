@@ -10,7 +10,7 @@ from app.pages.rendering import PageDep
 from app.pages.reports import Report, flat, read_report, source_names
 from app.service import ServiceDep
 from app.show import show_model, show_version
-from registry.damage import find_problems, version_input
+from registry.blobs.damage import find_problems, version_input
 from registry.lookup import find_named
 from registry.tables import Model, Source
 from registry.versions import find_version

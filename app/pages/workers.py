@@ -6,7 +6,7 @@ from fastapi.responses import HTMLResponse
 from app.pages.rendering import PageDep
 from app.routes.system import show_worker
 from app.service import ServiceDep
-from registry.workers import list_workers
+from registry.jobs.workers import list_workers
 
 router = APIRouter()
 

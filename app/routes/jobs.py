@@ -11,19 +11,19 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 from sqlalchemy.orm import Session
 
-from app.auth import CallerDep
+from app.access.auth import CallerDep
 from app.fields import Code, Cursor, Id, Limit, RefFilter
-from app.following import FollowedJob, Following, FollowingDep, JobState
-from app.idempotency import Created, OnceDep
+from app.http.following import FollowedJob, Following, FollowingDep, JobState
+from app.http.requests import unless_gone
+from app.intake.idempotency import Created, OnceDep
 from app.openapi import REPORT, problems
-from app.requests import unless_gone
 from app.schemas import JobRead, Page
 from app.service import Service, ServiceDep
 from app.show import show_job
 from registry.errors import BytesGone, Conflict, NotFound
+from registry.jobs.queue import cancel, has_error, retry, retry_failed
+from registry.jobs.states import RETRIABLE, JobKind, JobStatus
 from registry.lookup import MAX_PAGE, find, find_named, list_page
-from registry.queue import cancel, has_error, retry, retry_failed
-from registry.states import RETRIABLE, JobKind, JobStatus
 from registry.tables import Job, Model, Source, Target, utc_now
 
 router = APIRouter(tags=["jobs"])

@@ -10,13 +10,12 @@ from pydantic import ValidationError
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from app.auth import CallerDep
-from app.checkpoints import CheckpointInspector
+from app.access.auth import CallerDep
 from app.errors import InvalidJson
 from app.fields import Cursor, Limit, Reference, RefFilter, check_merge
-from app.idempotency import Created, Once, OnceDep
-from app.openapi import UPLOAD_PROBLEMS, body_of, model_body, problems
-from app.receiving import (
+from app.intake.checkpoints import CheckpointInspector
+from app.intake.idempotency import Created, Once, OnceDep
+from app.intake.receiving import (
     Reception,
     is_type,
     json_body,
@@ -25,6 +24,7 @@ from app.receiving import (
     validated,
     wrong_values,
 )
+from app.openapi import UPLOAD_PROBLEMS, body_of, model_body, problems
 from app.schemas import (
     ModelCreate,
     ModelCreated,
@@ -35,17 +35,17 @@ from app.schemas import (
 )
 from app.service import Service, ServiceDep
 from app.show import model_fields, show_job, show_model, show_source
-from registry.blobs import BlobWriter
-from registry.damage import find_holds
+from registry.blobs.base import BlobWriter
+from registry.blobs.damage import find_holds
 from registry.errors import Unusable
+from registry.jobs.queue import lock_queue
+from registry.jobs.states import JobStatus, ModelStatus
 from registry.lookup import find_named, list_page
 from registry.models import changed_merge
 from registry.models import create_model as create_model_row
 from registry.models import delete_model as delete_model_row
 from registry.naming import rename, require_free_name
-from registry.queue import lock_queue
 from registry.sources import offer_source
-from registry.states import JobStatus, ModelStatus
 from registry.tables import Job, Model, Source, Target, Version, utc_now
 from registry.versions import prune
 

@@ -8,8 +8,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 from sqlalchemy import select
 
-from app.auth import CallerDep
-from app.checkpoints import CheckpointInspector, SourceFields, find_model
+from app.access.auth import CallerDep
 from app.fields import (
     REFERENCE_PATTERN,
     SHA256_PATTERN,
@@ -21,19 +20,20 @@ from app.fields import (
     Sha256,
     Text,
 )
-from app.idempotency import Created, Once, OnceDep
+from app.intake.checkpoints import CheckpointInspector, SourceFields, find_model
+from app.intake.idempotency import Created, Once, OnceDep
+from app.intake.receiving import Reception, is_type, read_json, require_one_place, validated
+from app.intake.uploads import metadata_of, take_upload
 from app.openapi import UPLOAD_PROBLEMS, problems, upload_body
-from app.receiving import Reception, is_type, read_json, require_one_place, validated
 from app.schemas import Page, SourceCreated, SourceFromUpload, SourceFromUri, SourceRead
 from app.service import Service, ServiceDep
 from app.show import show_job, show_source
-from app.uploads import metadata_of, take_upload
 from grasp_core.errors import CheckpointError
-from registry.blobs import BlobWriter
+from registry.blobs.base import BlobWriter
 from registry.errors import NotFound, Unusable
+from registry.jobs.states import JobStatus
 from registry.lookup import find, find_named, list_page
 from registry.sources import offer_source, try_source
-from registry.states import JobStatus
 from registry.tables import Job, Model, Source, utc_now
 from registry.uploads import delete_upload, find_upload
 

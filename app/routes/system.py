@@ -9,19 +9,19 @@ from fastapi.responses import JSONResponse
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from app.auth import CallerDep
+from app.access.auth import CallerDep
 from app.fields import Cursor, Limit
 from app.metrics import CONTENT_TYPE, render_metrics
 from app.openapi import problems
 from app.schemas import Health, Page, Readiness, WorkerRead
 from app.service import Service, ServiceDep
-from registry.bell import broker_answers
-from registry.blobs import StorageError
+from registry.blobs.base import StorageError
 from registry.database import is_read_only
+from registry.jobs.bell import broker_answers
+from registry.jobs.workers import is_alive
+from registry.jobs.workers import list_workers as list_worker_rows
 from registry.keys import Caller
 from registry.tables import Job, Worker
-from registry.workers import is_alive
-from registry.workers import list_workers as list_worker_rows
 
 router = APIRouter(tags=["system"])
 RELEASE = version("grasp-merge")

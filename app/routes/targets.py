@@ -6,8 +6,8 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 
-from app.auth import CallerDep
-from app.fetching import local_path
+from app.access.auth import CallerDep
+from app.fetching.fetch import local_path
 from app.fields import (
     NAME_PATTERN,
     SHA256_PATTERN,
@@ -17,9 +17,10 @@ from app.fields import (
     Reference,
     Sha256,
 )
-from app.idempotency import Created, Once, OnceDep
+from app.intake.idempotency import Created, Once, OnceDep
+from app.intake.receiving import Reception, is_type, read_json, require_one_place, validated
+from app.intake.uploads import take_upload
 from app.openapi import UPLOAD_PROBLEMS, problems, upload_body
-from app.receiving import Reception, is_type, read_json, require_one_place, validated
 from app.schemas import (
     Page,
     TargetCreated,
@@ -31,12 +32,11 @@ from app.schemas import (
 )
 from app.service import Service, ServiceDep
 from app.show import show_job, show_target
-from app.uploads import take_upload
-from registry.blobs import Blob, BlobWriter
+from registry.blobs.base import Blob, BlobWriter
 from registry.errors import Unusable
+from registry.jobs.states import TargetStatus
 from registry.lookup import find_named, list_page
 from registry.naming import require_free_name
-from registry.states import TargetStatus
 from registry.tables import Target
 from registry.targets import create_target as create_target_row
 from registry.targets import delete_target as delete_target_row

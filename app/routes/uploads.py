@@ -8,17 +8,13 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 
-from app.auth import CallerDep
-from app.checkpoints import CheckpointInspector
+from app.access.auth import CallerDep
 from app.fields import Cursor, Id, Limit
-from app.idempotency import Created, Once, OnceDep
-from app.openapi import UPLOAD_PROBLEMS, header_of, problems
-from app.receiving import is_type, too_large
-from app.requests import has_body
-from app.schemas import Page, UploadRead
-from app.service import Service, ServiceDep
-from app.show import show_upload
-from app.tus import (
+from app.http.requests import has_body
+from app.intake.checkpoints import CheckpointInspector
+from app.intake.idempotency import Created, Once, OnceDep
+from app.intake.receiving import is_type, too_large
+from app.intake.tus import (
     ALGORITHMS,
     EXTENSIONS,
     MEDIA_TYPE,
@@ -28,7 +24,11 @@ from app.tus import (
     VersionChecked,
     read_metadata,
 )
-from app.uploads import Arrival, inspector_of, next_expiry
+from app.intake.uploads import Arrival, inspector_of, next_expiry
+from app.openapi import UPLOAD_PROBLEMS, header_of, problems
+from app.schemas import Page, UploadRead
+from app.service import Service, ServiceDep
+from app.show import show_upload
 from grasp_core.errors import CheckpointError, GraspError
 from registry.errors import NotFound
 from registry.lookup import list_page

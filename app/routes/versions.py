@@ -7,20 +7,20 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from app.auth import CallerDep
-from app.downloads import send_elsewhere, send_file
+from app.access.auth import CallerDep
 from app.fields import MAX_INT, Limit, Number, Reference, RefFilter
-from app.idempotency import Created, OnceDep
+from app.http.downloads import send_elsewhere, send_file
+from app.intake.idempotency import Created, OnceDep
+from app.intake.receiving import json_body
 from app.openapi import BINARY, CONDITIONS, REPORT, body_of, problems
-from app.receiving import json_body
 from app.schemas import Contribution, Page, ParameterOrigin, ProvenanceRead, Rollback, VersionRead
 from app.service import Service, ServiceDep
 from app.show import show_version
-from registry.blobs import BlobDamaged, BlobMissing
-from registry.damage import find_problems, forget_problems, problem_of, version_input
+from registry.blobs.base import BlobDamaged, BlobMissing
+from registry.blobs.damage import find_problems, forget_problems, problem_of, version_input
 from registry.errors import BadVersion, BytesGone, NotFound
+from registry.jobs.queue import ring_waiting
 from registry.lookup import find_named
-from registry.queue import ring_waiting
 from registry.tables import Job, Model, Source, Version, utc_now
 from registry.versions import find_version, rollback
 

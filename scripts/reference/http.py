@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from app.auth import POLICY
+from app.access.auth import POLICY
 from app.main import create_app
 from app.openapi import ALWAYS, PROBLEMS
 from scripts.reference.markdown import Schema, anchor, kind, opening, sections, table

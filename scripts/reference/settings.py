@@ -3,7 +3,7 @@
 import textwrap
 from typing import Any
 
-from registry.settings import Settings
+from registry.process.settings import Settings
 from scripts.reference.markdown import code, kind, opening, sections, table
 
 INTRODUCTION = """
@@ -16,14 +16,14 @@ where the service is (`http://127.0.0.1:8000`), and `GRASP_KEY`, the key to use.
 """
 EXAMPLE_HEAD = """
 Copy to .env and change what you need; a variable set in the environment wins, an empty one counts
-as unset. Lists are separated by commas. Written by `make docs` from registry/settings.py.
+as unset. Lists are separated by commas. Written by `make docs` from registry/process/settings.py.
 """
 
 
 def page() -> str:
     fields = Settings.model_json_schema()["properties"]
     return sections(
-        opening("Settings", "registry/settings.py"),
+        opening("Settings", "registry/process/settings.py"),
         INTRODUCTION.strip(),
         table(
             ("variable", "default", "may be", "meaning"),

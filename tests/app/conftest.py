@@ -14,10 +14,10 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from app.access.peers import PEER_UID
 from app.main import create_app
-from app.peers import PEER_UID
 from registry.database import Database
-from registry.settings import Settings
+from registry.process.settings import Settings
 from tests.app.story import Story, tell
 from tests.app.world import Server, World
 

@@ -5,7 +5,7 @@ from typing import Any
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from registry.totals import Totals
+from registry.jobs.totals import Totals
 from tests.app.world import World
 
 Samples = dict[tuple[str, ...], float]

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from registry.jobs.queue import Lease
 from registry.models import record_preparation
-from registry.queue import Lease
 from registry.tables import Model, utc_now
 from registry.targets import record_validation
 from registry.versions import FoldResult, publish, record_trial, reject

@@ -12,15 +12,15 @@ from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
 from starlette.testclient import TestClient
 
-from app.auth import POLICY, PUBLIC, is_loopback
+from app.access.auth import POLICY, PUBLIC, is_loopback
+from app.access.tokens import token
 from app.main import create_app
 from app.pages import ROOMS
-from app.tokens import token
 from registry.database import Database
+from registry.jobs.transitions import change
 from registry.keys import revoke_key
-from registry.settings import Settings
+from registry.process.settings import Settings
 from registry.tables import ApiKey, Scope, utc_now
-from registry.transitions import change
 from tests.app.conftest import opened
 from tests.app.world import World, checkpoint
 

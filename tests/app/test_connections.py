@@ -18,10 +18,10 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from app.connections import MAX_BODIES, RESERVE, BoundedProtocol, Connections, Limits
+from app.http.connections import MAX_BODIES, RESERVE, BoundedProtocol, Connections, Limits
+from app.http.requests import CROWDED
 from app.metrics_requests import CLOSED_CONNECTIONS
-from app.requests import CROWDED
-from registry.settings import Settings
+from registry.process.settings import Settings
 from tests.worker.waiting import until
 
 

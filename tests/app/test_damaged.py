@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from registry.blobs import BlobDamaged
-from registry.integrity import Verifier
+from registry.blobs.base import BlobDamaged
+from registry.blobs.integrity import Verifier
 from tests.app.scraping import scraped
 from tests.app.world import World, checkpoint, sha256
 from tests.buckets import PREFIX, Bucket, serving_s3

@@ -27,8 +27,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from app import downloads
-from app.downloads import (
+from app.http import downloads
+from app.http.downloads import (
     CHUNK_BYTES,
     PreconditionFailed,
     RangeNotSatisfiable,

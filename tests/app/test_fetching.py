@@ -17,8 +17,10 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from app import fetching, fetching_hosts, fetching_https
-from app.fetching import (
+from app.fetching import fetch as fetching
+from app.fetching import hosts as fetching_hosts
+from app.fetching import https as fetching_https
+from app.fetching.fetch import (
     FetchError,
     FetchPolicy,
     UriNotAllowed,

@@ -15,8 +15,8 @@ from threading import Event
 
 import pytest
 
-from app import fetching_base
-from app.fetching import FetchError, FetchPolicy, open_uri
+from app.fetching import base as fetching_base
+from app.fetching.fetch import FetchError, FetchPolicy, open_uri
 from tests.app import test_fetching as plain
 from tests.app.test_fetching import NAME, Answers, Site, fetch, refusal, serving
 

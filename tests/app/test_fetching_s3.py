@@ -12,8 +12,9 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from app import fetching_base, fetching_s3
-from app.fetching import FetchError, FetchPolicy, open_uri
+from app.fetching import base as fetching_base
+from app.fetching import s3 as fetching_s3
+from app.fetching.fetch import FetchError, FetchPolicy, open_uri
 from tests.app.test_fetching import fetch, refusal
 from tests.app.world import World, checkpoint, sha256
 from tests.buckets import Bucket, serving_s3

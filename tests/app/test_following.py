@@ -10,8 +10,8 @@ import structlog
 from sqlalchemy import delete, event
 from sqlalchemy.exc import OperationalError
 
-from app import following as module
-from app.following import FollowedJob, Following, JobState
+from app.http import following as module
+from app.http.following import FollowedJob, Following, JobState
 from registry.lookup import find
 from registry.tables import Job
 from tests.app.world import World

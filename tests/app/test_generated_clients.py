@@ -12,7 +12,7 @@ from threading import Event, Thread
 
 import pytest
 
-from registry import queue
+from registry.jobs import queue
 from registry.models import record_preparation
 from registry.tables import Job, utc_now
 from registry.targets import record_validation

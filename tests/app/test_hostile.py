@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from app.errors import MAX_LISTED
-from app.turns import MAX_WAITING
+from app.http.turns import MAX_WAITING
 from tests.app.world import World, checkpoint
 
 DEEP = "[" * 5000

@@ -9,8 +9,8 @@ import httpx
 import pytest
 from sqlalchemy import delete
 
-from app import following
-from app.following import Following
+from app.http import following
+from app.http.following import Following
 from app.routes import jobs
 from registry.tables import Job
 from tests.app.world import Server, World, checkpoint, sha256, wait_until

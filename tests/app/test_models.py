@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from registry.jobs.transitions import change
 from registry.tables import Model
-from registry.transitions import change
 from tests.app.world import World, checkpoint, sha256
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.multipart import MAX_HEADER_BYTES, MultipartError, read_parts
+from app.intake.multipart import MAX_HEADER_BYTES, MultipartError, read_parts
 
 FORM = "multipart/form-data; boundary=b"
 NAMED = 'Content-Disposition: form-data; name="n"'

@@ -11,7 +11,7 @@ import schemathesis
 from app.errors import STATUS
 from app.main import create_app
 from app.openapi import PROBLEMS
-from registry.settings import Settings
+from registry.process.settings import Settings
 
 DOCUMENT: dict[str, Any] = json.loads(json.dumps(create_app(Settings()).openapi()))
 OPERATIONS: dict[str, dict[str, Any]] = {

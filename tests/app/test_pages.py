@@ -4,10 +4,10 @@ import re
 
 import pytest
 
-from app.auth import POLICY
+from app.access.auth import POLICY
 from app.main import create_app
 from app.pages import ROOMS
-from registry.settings import Settings
+from registry.process.settings import Settings
 from tests.app.reading import Outline, page
 from tests.app.story import Story
 from tests.app.world import World

@@ -7,8 +7,8 @@ import pytest
 
 from app.pages.lineage import MOST_VERSIONS
 from app.pages.reports import flat
+from registry.jobs.transitions import change
 from registry.tables import Job, Model, Target, utc_now
-from registry.transitions import change
 from registry.versions import FoldResult, record_trial
 from tests.app.reading import MAX_BYTES, Outline, page
 from tests.app.story import CLASSES, HOSTILE, Story, report

@@ -6,8 +6,8 @@ from urllib.parse import urlencode
 import pytest
 from starlette.testclient import TestClient
 
-from app.browsers import COOKIE
-from app.tokens import token
+from app.access.browsers import COOKIE
+from app.access.tokens import token
 from registry.keys import revoke_key
 from registry.tables import ApiKey, Scope, utc_now
 from tests.app.reading import page

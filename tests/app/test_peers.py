@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from app import peers
-from app.peers import can_tell, peer_uid
+from app.access import peers
+from app.access.peers import can_tell, peer_uid
 from tests.users import ANOTHER, another_user, as_root
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems do not say")

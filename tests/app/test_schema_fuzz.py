@@ -20,9 +20,9 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from app.intake.tus import MEDIA_TYPE
 from app.main import create_app
-from app.tus import MEDIA_TYPE
-from registry.settings import Settings
+from registry.process.settings import Settings
 from tests.app.conftest import opened
 from tests.app.world import World, checkpoint
 

@@ -11,9 +11,9 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from app.connections import MAX_HEAD, MAX_HEADERS, BoundedProtocol, Connections, Limits
+from app.http.connections import MAX_HEAD, MAX_HEADERS, BoundedProtocol, Connections, Limits
 from app.serve import Refused, serve
-from registry.settings import Settings
+from registry.process.settings import Settings
 
 START = b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 CHUNKED = START + b"Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n"

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from safetensors.numpy import load, save
 
-from registry.blobs import StorageFull
-from registry.local_blobs import LocalBlobWriter
+from registry.blobs.base import StorageFull
+from registry.blobs.local import LocalBlobWriter
 from tests.app.world import World, checkpoint, sha256
 
 

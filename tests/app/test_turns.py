@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from app.receiving import BATCH, BATCHES, batched
-from app.turns import Turns
+from app.http.turns import Turns
+from app.intake.receiving import BATCH, BATCHES, batched
 
 
 @pytest.mark.parametrize(("takes_long", "most"), [(True, 1), (False, 4)])

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import app.receiving
-import app.uploads
-from registry.collection import collect_blobs
-from registry.safetensors_header import LENGTH, MAX_HEADER
+import app.intake.receiving
+import app.intake.uploads
+from registry.blobs.collection import collect_blobs
+from registry.blobs.safetensors_header import LENGTH, MAX_HEADER
+from registry.jobs.transitions import change
 from registry.tables import Upload, UploadPart, utc_now
-from registry.transitions import change
 from registry.uploads import forget_uploads, read_parts
 from tests.app.test_errors import assert_problem
 from tests.app.world import World, checkpoint, sha256
@@ -461,7 +461,7 @@ def test_an_upload_that_is_deleted_while_it_is_read_is_not_found(
         collect_blobs(world.database, world.store, 0)
         yield from read_parts(*arguments)
 
-    monkeypatch.setattr(app.uploads, "read_parts", read_slowly)
+    monkeypatch.setattr(app.intake.uploads, "read_parts", read_slowly)
     body = {"model": "merged", "upload": upload}
     assert_problem(world.client.post("/sources", json=body), 404, "not_found")
 
@@ -608,8 +608,8 @@ def test_whatever_the_cuts_the_bytes_are_the_same(
     piece: int,
 ) -> None:
     """Requests of any size, cut anywhere, or in the wrong place; kept in pieces of any size."""
-    monkeypatch.setattr(app.receiving, "BATCH", batch)
-    monkeypatch.setattr(app.uploads, "PIECE_BYTES", piece)
+    monkeypatch.setattr(app.intake.receiving, "BATCH", batch)
+    monkeypatch.setattr(app.intake.uploads, "PIECE_BYTES", piece)
     path = begin(world, len(content))
     place = 0
     for kind, size, arriving, at_once in plan:
@@ -656,4 +656,4 @@ def test_parts_lie_in_the_bucket_too(make_world: Callable[..., World]) -> None:
 
 
 def test_a_refusal_by_the_header_leaves_no_piece() -> None:
-    assert app.uploads.PIECE_BYTES > LENGTH + MAX_HEADER
+    assert app.intake.uploads.PIECE_BYTES > LENGTH + MAX_HEADER

@@ -16,9 +16,9 @@ import httpx
 import psutil
 import pytest
 
-from app.uploads import PIECE_BYTES
+from app.intake.uploads import PIECE_BYTES
 from registry.database import Database
-from registry.settings import Settings
+from registry.process.settings import Settings
 from tests.app.world import Server, World, checkpoint, large_header, sha256, wait_until
 
 MIB = 2**20

@@ -20,17 +20,17 @@ from safetensors.numpy import save
 from starlette.testclient import TestClient
 
 from grasp_core.manifest import Manifest, TensorSpec
-from registry import queue
-from registry.blobs import Blob
+from registry.blobs.base import Blob
+from registry.blobs.local import LocalBlobStore
 from registry.database import Database
+from registry.jobs import queue
+from registry.jobs.queue import Lease
+from registry.jobs.transitions import Failure
 from registry.keys import create_key
-from registry.local_blobs import LocalBlobStore
 from registry.models import record_preparation
-from registry.queue import Lease
-from registry.settings import Settings
+from registry.process.settings import Settings
 from registry.tables import Base, Job, Model, Scope, Worker, utc_now
 from registry.targets import record_validation
-from registry.transitions import Failure
 from registry.versions import FoldResult, publish, record_trial, reject
 
 ROOT = Path(__file__).parents[2]
@@ -261,7 +261,7 @@ class Server:
         self.log = home.parent / "server.log"
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [*command, "--http", "app.connections:BoundedProtocol", "--no-access-log"],
+                [*command, "--http", "app.http.connections:BoundedProtocol", "--no-access-log"],
                 env=environment,
                 cwd=home.parent,
                 pass_fds=[listener.fileno()],

@@ -14,7 +14,7 @@ import pytest
 
 from grasp_client import AsyncGrasp, Grasp
 from registry.database import Database
-from registry.settings import Settings
+from registry.process.settings import Settings
 from registry.tables import Base
 from tests.app.conftest import migrated as migrated
 from tests.app.world import Server, World, checkpoint

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Event, Thread
 
-from registry import queue
-from registry.queue import Lease
+from registry.jobs import queue
+from registry.jobs.queue import Lease
 from registry.tables import Job, Source, utc_now
 from tests.app.world import World
 

@@ -14,8 +14,8 @@ from sqlalchemy import func, select
 from sqlalchemy.exc import OperationalError
 
 from registry.database import Database
-from registry.settings import Settings
-from registry.states import TERMINAL, JobStatus
+from registry.jobs.states import TERMINAL, JobStatus
+from registry.process.settings import Settings
 from registry.tables import Job
 from tests.service.client import Client
 from tests.service.harness import (

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import httpx
 import psutil
 
-from registry.states import ACTIVE
+from registry.jobs.states import ACTIVE
 from tests.proofs.cluster import Cluster
 from tests.servers import Postgres, Redis, send_signal
 from tests.worker.waiting import until

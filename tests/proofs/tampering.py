@@ -11,10 +11,11 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-import registry.settings
-from registry import queue, transitions, versions
-from registry.queue import Lease
-from registry.states import ACTIVE, TERMINAL, JobStatus
+import registry.process.settings
+from registry import versions
+from registry.jobs import queue, transitions
+from registry.jobs.queue import Lease
+from registry.jobs.states import ACTIVE, TERMINAL, JobStatus
 from registry.tables import Model, Queue
 
 _advance, _end = versions._advance, transitions.end
@@ -22,7 +23,7 @@ _advance, _end = versions._advance, transitions.end
 
 def tamper() -> None:
     if "PROOF_LOOK_S" in os.environ:
-        registry.settings.RUNG_LOOK_S = float(os.environ["PROOF_LOOK_S"])
+        registry.process.settings.RUNG_LOOK_S = float(os.environ["PROOF_LOOK_S"])
     if "PROOF_UNFENCED" in os.environ:
         vars(queue).update(hold=_hold_any, end=_end_any)
         vars(versions).update(hold=_hold_any, _advance=_advance_any)

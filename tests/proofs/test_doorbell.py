@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from registry.settings import Settings
+from registry.process.settings import Settings
 from tests.proofs.cluster import Cluster
 from tests.proofs.conftest import MakeCluster
 from tests.servers import Redis

@@ -12,9 +12,9 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import InternalError
 
-from registry.bell import open_bell
 from registry.database import Database
-from registry.queue import lock_queue, open_queue
+from registry.jobs.bell import open_bell
+from registry.jobs.queue import lock_queue, open_queue
 from registry.tables import Job, Model, Worker
 from tests.proofs.cluster import Cluster
 from tests.proofs.conftest import MakeCluster

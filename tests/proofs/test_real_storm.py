@@ -19,7 +19,7 @@ from sqlalchemy.exc import OperationalError
 
 from examples.digits import SPEC
 from grasp_core import FoldConfig, ImageClassification, fold
-from registry.states import TERMINAL
+from registry.jobs.states import TERMINAL
 from registry.tables import Job
 from tests.proofs.cluster import Cluster
 from tests.proofs.conftest import MakeCluster

@@ -7,9 +7,9 @@ from threading import Timer
 import pytest
 from celery import Celery
 
-from registry.bell import CELERY, RING, Bell, Ring, celery_queue
 from registry.database import Database
-from registry.states import JobStatus
+from registry.jobs.bell import CELERY, RING, Bell, Ring, celery_queue
+from registry.jobs.states import JobStatus
 from tests.proofs.conftest import MakeCluster
 from tests.servers import Redis
 from tests.service.fake_folds import chain, checkpoint

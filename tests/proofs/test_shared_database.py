@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from registry.states import ACTIVE
+from registry.jobs.states import ACTIVE
 from tests.proofs.cluster import Cluster
 from tests.proofs.conftest import MakeCluster
 from tests.proofs.forms import short_and_long

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from moto.server import ThreadedMotoServer
 
-from registry.states import ACTIVE
+from registry.jobs.states import ACTIVE
 from tests.buckets import Bucket
 from tests.proofs.conftest import MakeCluster
 from tests.service.fake_folds import checkpoint

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import select
 
 from registry.database import Database
-from registry.settings import Settings
+from registry.process.settings import Settings
 from registry.tables import Worker
 from tests.servers import Redis
 from tests.service.harness import GRASP, WORKER, Process, environment

@@ -12,13 +12,14 @@ import pytest
 from sqlalchemy import make_url, text
 
 from grasp_core.config import FoldConfig, PreprocessingOverrides
-from registry import models, queue, sources, targets, versions
-from registry.blobs import Blob
+from registry import models, sources, targets, versions
+from registry.blobs.base import Blob
 from registry.database import Database
-from registry.queue import Lease
-from registry.states import JobStatus
+from registry.jobs import queue
+from registry.jobs.queue import Lease
+from registry.jobs.states import JobStatus
+from registry.jobs.transitions import Failure
 from registry.tables import Base, Job, Model, Queue, Source, Target, Version
-from registry.transitions import Failure
 from registry.versions import FoldResult
 from tests.servers import serving_postgres
 

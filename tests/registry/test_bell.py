@@ -7,8 +7,16 @@ from unittest.mock import Mock
 import pytest
 import redis
 
-from registry.bell import RING, CeleryBell, Ring, broker_answers, celery_queue, open_bell, silence
-from registry.queue import ring_waiting
+from registry.jobs.bell import (
+    RING,
+    CeleryBell,
+    Ring,
+    broker_answers,
+    celery_queue,
+    open_bell,
+    silence,
+)
+from registry.jobs.queue import ring_waiting
 from registry.tables import Model
 from registry.targets import create_target, record_validation
 from tests.registry.conftest import World
@@ -113,7 +121,7 @@ def test_a_ring_is_a_small_json_message_by_name(broker: str) -> None:
 def test_rings_that_nobody_takes_do_not_pile_up(
     broker: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("registry.bell.ENOUGH", 3)
+    monkeypatch.setattr("registry.jobs.bell.ENOUGH", 3)
     bell = open_bell(broker)
     client = redis.Redis.from_url(broker)
     client.flushall()
@@ -132,7 +140,7 @@ def test_rings_that_nobody_takes_do_not_pile_up(
 def test_a_broker_that_is_away_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
     nowhere = "redis://127.0.0.1:1/0"
     log = Mock()
-    monkeypatch.setattr("registry.bell.log", log)
+    monkeypatch.setattr("registry.jobs.bell.log", log)
     bell = CeleryBell(nowhere)
 
     bell(Ring("mdl_1", None))

@@ -14,8 +14,8 @@ from threading import Event
 
 import pytest
 
-from registry.blob_cache import HELD, BlobCache
-from registry.blobs import BlobDamaged, StorageError
+from registry.blobs.base import BlobDamaged, StorageError
+from registry.blobs.cache import HELD, BlobCache
 from tests.processes import running
 
 ROOT = Path(__file__).parents[2]
@@ -173,7 +173,7 @@ def test_the_last_few_that_a_process_asked_for_stay(tmp_path: Path) -> None:
 HOLDING = """
 import sys
 from pathlib import Path
-from registry.blob_cache import BlobCache
+from registry.blobs.cache import BlobCache
 cache = BlobCache(Path(sys.argv[1]), 0)
 assert cache.get(sys.argv[2])
 print("held", flush=True)
@@ -252,7 +252,7 @@ def test_many_threads_download_once(tmp_path: Path) -> None:
 FILLING = """
 import sys, time
 from pathlib import Path
-from registry.blob_cache import BlobCache
+from registry.blobs.cache import BlobCache
 
 def read():
     with open(sys.argv[3], "a") as log:

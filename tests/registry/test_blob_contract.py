@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from registry.blobs import Blob, BlobDamaged, BlobMissing, BlobStore, StorageError
-from registry.local_blobs import LocalBlobStore
+from registry.blobs.base import Blob, BlobDamaged, BlobMissing, BlobStore, StorageError
+from registry.blobs.local import LocalBlobStore
 from tests.buckets import Bucket, serving_s3
 
 DAY = 86_400.0

@@ -7,8 +7,8 @@ import httpx
 import obstore
 import pytest
 
-from registry.blobs import StorageError
-from registry.buckets import open_bucket
+from registry.blobs.base import StorageError
+from registry.blobs.buckets import open_bucket
 
 CREDENTIALS = """
 [default]

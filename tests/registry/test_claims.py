@@ -9,9 +9,9 @@ import pytest
 from sqlalchemy import event, insert, text
 from sqlalchemy.orm import Session
 
-from registry import queue
-from registry.queue import Lease, claim, lock_queue
-from registry.states import ACTIVE, MOVES
+from registry.jobs import queue
+from registry.jobs.queue import Lease, claim, lock_queue
+from registry.jobs.states import ACTIVE, MOVES
 from registry.tables import Job, Queue
 from tests.registry.conftest import LEASE_SECONDS, MAX_LOSSES, START, World
 

@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
-from registry import collection, targets
-from registry.local_blobs import LocalBlobStore
-from registry.references import is_referenced
+from registry import targets
+from registry.blobs import collection
+from registry.blobs.local import LocalBlobStore
+from registry.blobs.references import is_referenced
 from registry.tables import Source
 from tests.registry.conftest import World, blob
 

@@ -3,7 +3,7 @@
 from itertools import pairwise
 from typing import Any
 
-from registry.curves import STEP, with_losses
+from registry.jobs.curves import STEP, with_losses
 from tests.registry.conftest import World
 
 

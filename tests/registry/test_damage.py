@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from registry.damage import (
+from registry.blobs.damage import (
     LATEST,
     SOONEST,
     count_problems,
@@ -17,8 +17,8 @@ from registry.damage import (
     forget_unneeded,
     note_problem,
 )
-from registry.local_blobs import LocalBlobStore
-from registry.scrub import scrub
+from registry.blobs.local import LocalBlobStore
+from registry.blobs.scrub import scrub
 from registry.tables import BlobProblem, ProblemKind
 from registry.targets import create_target
 from tests.registry.conftest import START, World, blob

@@ -6,8 +6,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from registry.home import open_home
-from registry.settings import Settings
+from registry.process.home import open_home
+from registry.process.settings import Settings
 from tests.users import another_user, as_root
 
 pytestmark = pytest.mark.usefixtures("no_settings")

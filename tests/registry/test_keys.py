@@ -8,8 +8,9 @@ from typing import get_args
 
 import pytest
 
-from registry import answers, keys, workers
+from registry import answers, keys
 from registry.errors import Conflict, KeyReused, NotFound
+from registry.jobs import workers
 from registry.keys import Caller
 from registry.tables import ApiKey, Scope, Worker, utc_now
 from tests.registry.conftest import START, World

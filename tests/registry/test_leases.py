@@ -5,11 +5,12 @@ from collections.abc import Callable
 import pytest
 from sqlalchemy.orm import Session
 
-from registry import models, queue, targets, versions
+from registry import models, targets, versions
 from registry.errors import LeaseLost
-from registry.queue import Lease
+from registry.jobs import queue
+from registry.jobs.queue import Lease
+from registry.jobs.transitions import Failure
 from registry.tables import Job, Model
-from registry.transitions import Failure
 from tests.registry.conftest import LEASE_SECONDS, START, World, result
 
 OUT_OF_MEMORY = Failure("out_of_memory", "the child was killed", hint="a smaller batch")

@@ -22,8 +22,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from registry.blobs import Blob, BlobMissing, BlobStore, BlobWriter, StorageError, StorageFull
-from registry.local_blobs import LocalBlobStore
+from registry.blobs.base import Blob, BlobMissing, BlobStore, BlobWriter, StorageError, StorageFull
+from registry.blobs.local import LocalBlobStore
 from tests.processes import running
 
 ROOT = Path(__file__).parents[2]
@@ -193,8 +193,8 @@ def run(code: str, root: Path, **pipes: Any) -> AbstractContextManager[subproces
 LIMITED = """
 import resource, signal, sys
 from pathlib import Path
-from registry.blobs import StorageFull
-from registry.local_blobs import LocalBlobStore
+from registry.blobs.base import StorageFull
+from registry.blobs.local import LocalBlobStore
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 with LocalBlobStore(Path(sys.argv[1])).create() as writer:
@@ -525,7 +525,7 @@ def test_nothing_referred_to_is_lost_while_all_happens_at_once(store: LocalBlobS
 WRITING = """
 import sys
 from pathlib import Path
-from registry.local_blobs import LocalBlobStore
+from registry.blobs.local import LocalBlobStore
 with LocalBlobStore(Path(sys.argv[1])).create() as writer:
     writer.write(b"from another process")
     print("writing", flush=True)

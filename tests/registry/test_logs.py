@@ -10,8 +10,8 @@ from typing import Any, Literal
 import pytest
 import structlog
 
-from registry.logs import RepeatedWarning, configure_logs, get_log
-from registry.settings import Settings
+from registry.process.logs import RepeatedWarning, configure_logs, get_log
+from registry.process.settings import Settings
 
 pytestmark = pytest.mark.usefixtures("no_settings")
 
@@ -227,7 +227,7 @@ def test_a_warning_is_logged_when_it_begins_or_changes_and_when_it_is_over(
 ) -> None:
     configured("json", "info")
     now = 0.0
-    monkeypatch.setattr("registry.logs.time.monotonic", lambda: now)
+    monkeypatch.setattr("registry.process.logs.time.monotonic", lambda: now)
     warning = RepeatedWarning(get_log("worker"))
 
     def logged(error: str) -> list[str]:

@@ -24,10 +24,10 @@ from hypothesis.stateful import (
 from sqlalchemy import select
 
 from registry.errors import Conflict, LeaseLost, NotFound, StaleBase
-from registry.queue import Lease
-from registry.states import MOVES, TERMINAL, JobStatus
+from registry.jobs.queue import Lease
+from registry.jobs.states import MOVES, TERMINAL, JobStatus
+from registry.jobs.transitions import Failure
 from registry.tables import Base, Job, Model, Queue
-from registry.transitions import Failure
 from tests.registry.conftest import LEASE_SECONDS, MAX_ATTEMPTS, MAX_LOSSES, START, World, blob
 
 Item = TypeVar("Item")

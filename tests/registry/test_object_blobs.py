@@ -14,9 +14,9 @@ import httpx
 import pytest
 from obstore.store import S3Store
 
-from registry import buckets
-from registry.blobs import BlobDamaged, BlobMissing, BlobStore, StorageError
-from registry.object_blobs import COLLECT_S, SAFE_AGE_S, ObjectBlobStore
+from registry.blobs import buckets
+from registry.blobs.base import BlobDamaged, BlobMissing, BlobStore, StorageError
+from registry.blobs.s3 import COLLECT_S, SAFE_AGE_S, ObjectBlobStore
 from tests.buckets import PREFIX, Bucket, serving_s3
 
 ROOT = Path(__file__).parents[2]

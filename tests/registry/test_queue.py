@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from registry import models, queue, targets
+from registry import models, targets
 from registry.errors import Conflict, NotFound
+from registry.jobs import queue
+from registry.jobs.transitions import Failure
 from registry.tables import Model, Source, Target
-from registry.transitions import Failure
 from tests.registry.conftest import LEASE_SECONDS, MAX_LOSSES, START, World
 
 OUT_OF_MEMORY = Failure("out_of_memory", "the child was killed", hint="a smaller batch")

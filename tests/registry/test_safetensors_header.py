@@ -24,7 +24,7 @@ from safetensors import safe_open
 from grasp_core.checkpoints import write_safetensors
 from grasp_core.errors import CheckpointError
 from grasp_core.manifest import Found
-from registry.safetensors_header import Header, HeaderReader
+from registry.blobs.safetensors_header import Header, HeaderReader
 
 
 def entry(

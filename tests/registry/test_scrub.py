@@ -12,13 +12,13 @@ import pytest
 from typer.testing import CliRunner
 
 from grasp_cli.main import cli
-from registry.blobs import Blob, BlobDamaged
+from registry.blobs.base import Blob, BlobDamaged
+from registry.blobs.factory import open_store
+from registry.blobs.local import LocalBlobStore
+from registry.blobs.references import find_uses
+from registry.blobs.scrub import scrub
 from registry.database import Database
-from registry.local_blobs import LocalBlobStore
-from registry.references import find_uses
-from registry.scrub import scrub
-from registry.settings import Settings
-from registry.storage import open_store
+from registry.process.settings import Settings
 from registry.targets import create_target
 from registry.uploads import append_part, create_upload
 from tests.registry.conftest import World, blob

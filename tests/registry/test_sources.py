@@ -8,11 +8,11 @@ import pytest
 
 from grasp_core.errors import CheckpointMismatch
 from grasp_core.manifest import Found
+from registry.blobs.safetensors_header import Header
 from registry.errors import Conflict
-from registry.safetensors_header import Header
+from registry.jobs.transitions import Failure
 from registry.sources import check_fit
 from registry.tables import Model, Source
-from registry.transitions import Failure
 from tests.registry.conftest import World, blob
 
 BAD = Failure("broken", "it is broken", retryable=False)

@@ -4,7 +4,7 @@ from typing import get_args
 
 import pytest
 
-from registry.states import (
+from registry.jobs.states import (
     ACTIVE,
     MOVES,
     RETRIABLE,

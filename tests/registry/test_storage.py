@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from registry.local_blobs import LocalBlobStore
-from registry.object_blobs import ObjectBlobStore
-from registry.settings import Settings
-from registry.storage import open_store
+from registry.blobs.factory import open_store
+from registry.blobs.local import LocalBlobStore
+from registry.blobs.s3 import ObjectBlobStore
+from registry.process.settings import Settings
 from tests.buckets import Bucket, serving_s3
 
 pytestmark = pytest.mark.usefixtures("no_settings")

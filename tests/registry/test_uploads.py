@@ -9,10 +9,10 @@ import pytest
 from sqlalchemy import func, select
 
 from registry import uploads
-from registry.blobs import BlobDamaged, BlobMissing
+from registry.blobs.base import BlobDamaged, BlobMissing
+from registry.blobs.local import LocalBlobStore
+from registry.blobs.references import is_referenced
 from registry.errors import NotFound, OffsetMismatch, UploadUnfinished
-from registry.local_blobs import LocalBlobStore
-from registry.references import is_referenced
 from registry.tables import Upload, UploadPart
 from tests.registry.conftest import START, World, blob
 

@@ -10,8 +10,8 @@ import httpx
 from sqlalchemy import select
 
 from registry.database import Database
-from registry.settings import Settings
-from registry.states import TERMINAL
+from registry.jobs.states import TERMINAL
+from registry.process.settings import Settings
 from registry.tables import Job, Model, Source
 from tests.service.fake_folds import chain
 from tests.worker.waiting import until

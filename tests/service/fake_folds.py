@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
     from sqlalchemy.orm import Session
 
-    from registry.queue import Lease
-    from registry.settings import Settings
+    from registry.jobs.queue import Lease
+    from registry.process.settings import Settings
     from worker.plan import Plan
 
 CLASSES = ("cat", "dog")

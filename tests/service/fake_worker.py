@@ -5,8 +5,8 @@ import os
 
 def main() -> None:
     # Children import this module too: what only the worker needs is imported here.
-    from registry.logs import configure_logs
-    from registry.settings import Settings
+    from registry.process.logs import configure_logs
+    from registry.process.settings import Settings
     from tests.service.fake_folds import fake_plan
     from worker.loop import Worker
     from worker.main import run_celery, run_worker

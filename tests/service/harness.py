@@ -19,7 +19,7 @@ import psutil
 
 from registry.database import Database
 from registry.keys import create_key
-from registry.settings import Settings
+from registry.process.settings import Settings
 from tests.worker.waiting import PATIENCE_S, until
 
 ROOT = Path(__file__).parent.parent.parent

@@ -11,12 +11,13 @@ from typing import Any, TypeVar
 from sqlalchemy import func, select, update
 
 from grasp_core.config import FoldConfig, PreprocessingOverrides
-from registry import models, queue, sources, targets
-from registry.blobs import Blob, BlobStore
+from registry import models, sources, targets
+from registry.blobs.base import Blob, BlobStore
+from registry.blobs.factory import open_store
 from registry.database import Database
-from registry.settings import Settings
-from registry.states import JobStatus
-from registry.storage import open_store
+from registry.jobs import queue
+from registry.jobs.states import JobStatus
+from registry.process.settings import Settings
 from registry.tables import Base, Job, Model, Target, Version, utc_now
 from tests.service.fake_folds import CLASSES, MANIFEST, fake_plan
 from tests.worker.waiting import until

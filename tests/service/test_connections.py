@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from registry.settings import Settings
+from registry.process.settings import Settings
 from tests.service.harness import SERVE, Process, free_port, is_ready
 from tests.worker.waiting import until
 

@@ -11,10 +11,10 @@ import obstore
 import pytest
 from sqlalchemy import QueuePool
 
-from registry.blobs import StorageError
-from registry.buckets import open_bucket
-from registry.damage import find_holds
-from registry.queue import retry
+from registry.blobs.base import StorageError
+from registry.blobs.buckets import open_bucket
+from registry.blobs.damage import find_holds
+from registry.jobs.queue import retry
 from registry.tables import BlobProblem, Job, Model, utc_now
 from registry.targets import create_target
 from registry.versions import rollback

@@ -15,8 +15,8 @@ import httpx
 import psutil
 from sqlalchemy import select
 
-from registry.collection import collect_blobs, collect_work
-from registry.states import ACTIVE, TERMINAL
+from registry.blobs.collection import collect_blobs, collect_work
+from registry.jobs.states import ACTIVE, TERMINAL
 from registry.tables import Target, Version
 from tests.service.client import Client
 from tests.service.fake_folds import chain, checkpoint

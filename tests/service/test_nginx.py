@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 import httpx
 import pytest
 
-from registry.settings import Settings
+from registry.process.settings import Settings
 from tests.service.client import Client
 from tests.service.fake_folds import checkpoint
 from tests.service.harness import Harness, free_port, make_key

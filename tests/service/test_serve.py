@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import psutil
 
-from registry.settings import Settings
+from registry.process.settings import Settings
 from tests.service.harness import GRASP, SERVE, Process, environment, free_port, processes_of
 from tests.worker.waiting import is_gone, until
 

@@ -11,7 +11,7 @@ import pytest
 
 from grasp_client import Grasp
 from grasp_client.errors import NotAllowed
-from registry.settings import Settings
+from registry.process.settings import Settings
 from tests.service.harness import Harness, make_key
 from tests.users import another_user, as_root
 from tests.worker.waiting import until

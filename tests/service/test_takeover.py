@@ -15,8 +15,8 @@ import pytest
 from sqlalchemy import event
 
 import registry.database
-from registry import queue
-from registry.collection import collect_work
+from registry.blobs.collection import collect_work
+from registry.jobs import queue
 from registry.tables import Worker, utc_now
 from tests.service.fake_folds import (
     chain,

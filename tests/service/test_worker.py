@@ -14,8 +14,8 @@ from starlette.testclient import TestClient
 from structlog.testing import capture_logs
 
 from app.main import create_app
-from registry.blobs import Blob, StorageError, StorageFull
-from registry.collection import collect_blobs, collect_work
+from registry.blobs.base import Blob, StorageError, StorageFull
+from registry.blobs.collection import collect_blobs, collect_work
 from registry.models import delete_model
 from registry.tables import Job, Model, Upload, utc_now
 from registry.uploads import create_upload

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from registry.settings import Settings
+from registry.process.settings import Settings
 from worker.devices import device_class, share_out, visible_gpus
 
 NVIDIA_SMI = """#!/bin/sh

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import structlog
 
-from registry.queue import Lease
-from registry.tracing import Span
+from registry.jobs.queue import Lease
+from registry.process.tracing import Span
 from tests.service.fake_folds import checkpoint
 from tests.service.place import Place
 from worker import telling

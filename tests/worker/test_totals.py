@@ -11,10 +11,10 @@ import pytest
 
 from grasp_core.config import Stage
 from grasp_core.operations import Accuracies, Folded
+from registry.jobs.totals import SHARES, Totals
+from registry.jobs.transitions import Failure
+from registry.process.tracing import Span
 from registry.tables import Worker
-from registry.totals import SHARES, Totals
-from registry.tracing import Span
-from registry.transitions import Failure
 from tests.service.fake_folds import checkpoint
 from tests.service.place import Place
 from tests.worker.waiting import until

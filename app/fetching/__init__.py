@@ -1,0 +1,1 @@
+"""Bytes given by URI, from where the operator has listed it."""

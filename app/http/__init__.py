@@ -1,0 +1,1 @@
+"""Connections, requests and answers as HTTP has them, whatever they are about."""

@@ -1,0 +1,81 @@
+"""A checkpoint on its way in: what is said of it, and a look at its header as it arrives."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
+from sqlalchemy.orm import Session, undefer
+
+from app.fields import Classes, UploadId, Uri
+from app.intake.receiving import parse_json
+from app.schemas import SourceCreate
+from registry.blobs.base import BlobWriter
+from registry.blobs.safetensors_header import HeaderReader
+from registry.lookup import find_named
+from registry.sources import check_fit, require_usable
+from registry.tables import Model
+
+
+def _from_json(value: Any) -> Any:
+    """A form field or query parameter holds a list as JSON."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return parse_json(value)
+    except ValueError:
+        raise ValueError('must be a JSON list of names, such as ["F", "M"]') from None
+
+
+class SourceFields(SourceCreate):
+    """What comes beside the bytes, in whichever way they come."""
+
+    uri: Uri | None = None
+    upload: UploadId | None = None
+    classes: Annotated[Classes | None, BeforeValidator(_from_json)] = None
+
+
+class CheckpointInspector:
+    """Reads the header once it has arrived; compares it with the model as soon as both are known.
+
+    The header is not kept, which may be large and last as long as the upload: where it is compared
+    later, it is read again from what was written.
+    """
+
+    def __init__(
+        self, filename: str, model: Model | None = None, fields: SourceFields | None = None
+    ) -> None:
+        self.filename = filename
+        self._reader = HeaderReader(filename)
+        self._known = (model, fields) if model is not None and fields is not None else None
+        self._fits: tuple[str, Sequence[str] | None] | None = None  # a model, with these classes
+
+    @property
+    def takes_long(self) -> bool:
+        return self._reader.large
+
+    def feed(self, data: bytes) -> bool:
+        return self._reader.feed(data)
+
+    def look(self, writer: BlobWriter) -> None:
+        header = self._reader.read(writer.read)
+        if self._known is not None:
+            model, fields = self._known
+            check_fit(model, header, fields.classes, self.filename)
+            self._fits = (model.id, fields.classes) if model.manifest is not None else None
+
+    def finish(self) -> None:
+        self._reader.finish()
+
+    def require_fit(self, writer: BlobWriter, model: Model, fields: SourceFields) -> None:
+        """Raises CheckpointMismatch; a manifest never changes, and is compared once."""
+        if self._fits != (model.id, fields.classes):
+            header = self._reader.read(writer.read)
+            check_fit(model, header, fields.classes, self.filename)
+
+
+def find_model(session: Session, owner: str, reference: str) -> Model:
+    """With its manifest. Raises NotFound, and Conflict if it could not be prepared."""
+    found = find_named(session, Model, owner, reference)
+    require_usable(found)
+    whole = undefer(Model.manifest)
+    return session.get_one(Model, found.id, options=[whole], populate_existing=True)

@@ -1,0 +1,161 @@
+"""Blobs that cannot be relied on: noticed by whoever reads them, known until they are mended.
+
+What one job alone needs, its source, fails that job. What all jobs of a model need, its newest
+version and its target, makes them wait: `claim` passes their queue by, and after a while, twice as
+long each time, lets one of them look again. A problem is over when the blob is found sound, when
+its bytes are stored anew, or when nothing needs them any more.
+"""
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import get_args
+
+from sqlalchemy import delete, func, select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from registry.blobs.base import BlobDamaged, BlobMissing, StorageError
+from registry.blobs.references import is_referenced
+from registry.database import Database
+from registry.jobs.transitions import Failure, change
+from registry.tables import BlobProblem, Model, ProblemKind, Target, Version
+
+# Between two looks at a blob that jobs wait for: as long as it has been known, within these.
+SOONEST = timedelta(minutes=1)
+LATEST = timedelta(hours=1)  # reading it may mean to download gigabytes
+CODES: dict[ProblemKind, str] = {
+    "damaged": BlobDamaged.code,
+    "missing": BlobMissing.code,
+    "unreadable": StorageError.code,
+}
+WORDS: dict[ProblemKind, str] = {
+    "damaged": "is damaged: its bytes are not those that were stored",
+    "missing": "is missing from the store",
+    "unreadable": "cannot be read from the store",
+}
+
+
+@dataclass(frozen=True)
+class Input:
+    """A blob that a job reads: what people call it, and how they can mend it."""
+
+    sha256: str
+    words: str
+    remedy: str
+    shared: bool = False  # all jobs of the queue need it
+
+    def failure(self, problem: ProblemKind) -> Failure:
+        """What is wrong with it, for whoever needs it."""
+        message = f"{self.words} {WORDS[problem]} (sha256 {self.sha256})"
+        return Failure(CODES[problem], message, self.remedy, retryable=problem == "unreadable")
+
+
+class BadInput(Exception):
+    """A job cannot rely on one of its inputs."""
+
+    def __init__(self, given: Input, error: StorageError) -> None:
+        super().__init__(str(error))
+        self.given = given
+        self.problem = problem_of(error)
+        self.error = error
+
+
+def version_input(model: Model, version: Version) -> Input:
+    return Input(
+        version.sha256,
+        f"version {version.number} of model {model.name!r}",
+        "restore it from a backup, or roll the model back to a version that is sound",
+        shared=True,
+    )
+
+
+def target_input(target: Target) -> Input:
+    return Input(
+        target.sha256 or "",
+        f"the archive of target {target.name!r}",
+        "restore it from a backup, or upload the same archive again, as a target of any name",
+        shared=True,
+    )
+
+
+def problem_of(error: StorageError) -> ProblemKind:
+    match error:
+        case BlobDamaged():
+            return "damaged"
+        case BlobMissing():
+            return "missing"
+        case _:
+            return "unreadable"
+
+
+def note_problem(session: Session, sha256: str, problem: ProblemKind, now: datetime) -> None:
+    """Somebody tried to read it; the longer it is known, the later it is worth another try.
+
+    Who tries before that time, as downloads do, does not put it off.
+    """
+    known = session.get(BlobProblem, sha256, populate_existing=True)
+    if known is not None:
+        due = known.look_at <= now
+        pause = min(max(now - known.noticed_at, SOONEST), LATEST)
+        found = {"problem": problem, "look_at": now + pause if due else known.look_at}
+        change(session, BlobProblem, BlobProblem.sha256 == sha256, found)
+        return
+    new = BlobProblem(sha256=sha256, problem=problem, noticed_at=now, look_at=now + SOONEST)
+    with suppress(IntegrityError), session.begin_nested():  # unless another was faster
+        session.add(new)
+
+
+def forget_problems(session: Session, names: Iterable[str]) -> None:
+    """These blobs are sound, or not needed."""
+    session.execute(delete(BlobProblem).where(BlobProblem.sha256.in_(list(names))))
+
+
+def find_problems(session: Session, names: Iterable[str]) -> dict[str, ProblemKind]:
+    """By sha256, what is wrong with those of these blobs that are known to be bad."""
+    known = select(BlobProblem.sha256, BlobProblem.problem)
+    found = session.execute(known.where(BlobProblem.sha256.in_(list(names))))
+    return {row.sha256: row.problem for row in found}
+
+
+def count_problems(session: Session) -> dict[ProblemKind, int]:
+    """Bad blobs of every kind, also where there are none."""
+    counted = select(BlobProblem.problem, func.count()).group_by(BlobProblem.problem)
+    counts: dict[ProblemKind, int] = dict.fromkeys(get_args(ProblemKind), 0)
+    return counts | {row.problem: row[1] for row in session.execute(counted)}
+
+
+def forget_unneeded(database: Database) -> None:
+    """Problems of blobs that nothing refers to any more are none."""
+    with database.read() as session:
+        known = session.scalars(select(BlobProblem.sha256)).all()
+        gone = [sha256 for sha256 in known if not is_referenced(session, sha256)]
+    if gone:
+        with database.write() as session:
+            forget_problems(session, gone)
+
+
+def find_holds(session: Session, models: Sequence[Model]) -> dict[str, Failure]:
+    """By id, why the jobs of these models wait, where they do."""
+    if session.scalar(select(BlobProblem.sha256).limit(1)) is None:
+        return {}
+    needed = {model.id: _shared_inputs(session, model) for model in models}
+    names = [given.sha256 for inputs in needed.values() for given in inputs]
+    problems = find_problems(session, names)
+    return {
+        model_id: given.failure(problems[given.sha256])
+        for model_id, inputs in needed.items()
+        for given in reversed(inputs)  # of two that are bad, the first is told
+        if given.sha256 in problems
+    }
+
+
+def _shared_inputs(session: Session, model: Model) -> list[Input]:
+    """What every job of a model reads."""
+    target = session.get_one(Target, model.target_id)
+    inputs = [target_input(target)] if target.sha256 else []
+    if model.version is not None:
+        newest = session.get_one(Version, (model.id, model.version))
+        inputs.append(version_input(model, newest))
+    return inputs

@@ -1,0 +1,32 @@
+"""The folder of everything the service keeps, which nobody but its user may look into."""
+
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from registry.process.settings import Settings
+
+OTHERS = 0o077  # what the group and everybody else might do
+KEPT = ("grasp.db", "grasp.db-shm", "grasp.db-wal", "blobs", "blob_cache", "cache", "work")
+
+
+def open_home(settings: Settings) -> None:
+    """Make it, or close one that others can look into; and keep to ourselves what we write now.
+
+    What somebody else owns is left as they have it. Raises OSError.
+    """
+    os.umask(OTHERS)
+    settings.home.mkdir(parents=True, exist_ok=True)
+    if settings.home.stat().st_mode & stat.S_ISVTX:
+        return  # a folder for everybody, such as /tmp: not ours to close
+    for path in (settings.home, *(settings.home / name for name in KEPT)):
+        with suppress(FileNotFoundError):
+            _close(path)
+
+
+def _close(path: Path) -> None:
+    """Whoever cannot enter a folder cannot reach what is in it: there is no need to go deeper."""
+    status = path.stat()
+    if status.st_uid == os.geteuid() and status.st_mode & OTHERS:
+        path.chmod(stat.S_IMODE(status.st_mode) & ~OTHERS)
