@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Browser, Page, Request, Response, sync_playwright
+from playwright.sync_api import Browser, Page, Request, Response, expect, sync_playwright
 
 from tests.service.harness import Harness
 
@@ -50,6 +50,7 @@ class Visitor:
 
     def __post_init__(self) -> None:
         self.page.set_default_timeout(PATIENCE_MS)
+        expect.set_options(timeout=PATIENCE_MS)
         self.page.on("console", lambda said: self._hear(said.type, said.text))
         self.page.on("pageerror", lambda error: self.complaints.append(f"error: {error}"))
         self.page.on("requestfailed", self._miss)
