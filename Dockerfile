@@ -33,22 +33,21 @@ RUN --mount=type=cache,target=/root/.cache/uv \
     uv venv /opt/venv \
     && uv pip sync --python /opt/venv --require-hashes requirements-worker.lock
 
+# The client, the command line and the core.
 FROM build AS wheel
 ARG UV_DEFAULT_INDEX
 COPY pyproject.toml requirements.lock README.md LICENSE ./
-COPY app ./app
-COPY registry ./registry
-COPY worker ./worker
 COPY grasp_core ./grasp_core
 COPY grasp_client ./grasp_client
 COPY grasp_cli ./grasp_cli
-COPY migrations ./migrations
 RUN --mount=type=cache,target=/root/.cache/uv \
     uv build --wheel --out-dir /dist --build-constraints requirements.lock --require-hashes
 
-# Nothing but /data and /tmp is written to, so the rest may be read-only.
+# The service is not in the wheel: its rooms are copied to where PYTHONPATH points. Nothing but /data
+# and /tmp is written to, so the rest may be read-only; what Python would write there is made here.
 FROM ${PYTHON_IMAGE} AS runtime
 ENV PATH=/opt/venv/bin:$PATH \
+    PYTHONPATH=/opt/grasp \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
     HOME=/tmp \
@@ -63,11 +62,15 @@ STOPSIGNAL SIGTERM
 
 FROM runtime AS worker
 COPY --from=worker-packages /opt/venv /opt/venv
+COPY registry /opt/grasp/registry
+COPY migrations /opt/grasp/migrations
+COPY worker /opt/grasp/worker
+COPY deploy/worker_alive.py /opt/grasp/worker_alive.py
 RUN --mount=type=bind,from=uv,source=/uv,target=/mnt/uv \
     --mount=type=bind,from=wheel,source=/dist,target=/mnt/dist \
     /mnt/uv/bin/uv pip install --python /opt/venv --no-deps --no-index --no-cache \
-        --compile-bytecode /mnt/dist/*.whl
-COPY deploy/worker_alive.py /opt/grasp/worker_alive.py
+        --compile-bytecode /mnt/dist/*.whl \
+    && python -m compileall -q /opt/grasp
 # For NVIDIA's container runtime, which adds the driver: `compute` is CUDA, `utility` nvidia-smi,
 # by which a worker counts its GPUs. Without that runtime they mean nothing.
 ENV NVIDIA_VISIBLE_DEVICES=all \
@@ -79,10 +82,14 @@ CMD ["grasp", "worker", "--devices", "auto"]
 
 FROM runtime AS api
 COPY --from=api-packages /opt/venv /opt/venv
+COPY registry /opt/grasp/registry
+COPY migrations /opt/grasp/migrations
+COPY app /opt/grasp/app
 RUN --mount=type=bind,from=uv,source=/uv,target=/mnt/uv \
     --mount=type=bind,from=wheel,source=/dist,target=/mnt/dist \
     /mnt/uv/bin/uv pip install --python /opt/venv --no-deps --no-index --no-cache \
-        --compile-bytecode /mnt/dist/*.whl
+        --compile-bytecode /mnt/dist/*.whl \
+    && python -m compileall -q /opt/grasp
 # An address other than loopback is refused until there is an API key.
 ENV GRASP_HOST=0.0.0.0 \
     GRASP_PORT=8000 \

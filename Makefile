@@ -74,7 +74,7 @@ LOWEST := build/lowest
 .PHONY: test-lowest
 test-lowest: $(READY) ## The tests of every room with the lowest versions that pyproject.toml allows
 	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(LOWEST)
-	$(BIN)/uv pip compile pyproject.toml --extra worker --extra tracing --extra demo \
+	$(BIN)/uv pip compile pyproject.toml $(EVERYTHING) \
 		--resolution lowest-direct --quiet --output-file $(LOWEST)/requirements.txt
 	$(BIN)/uv pip install --quiet --python $(LOWEST)/bin/python --requirements $(LOWEST)/requirements.txt --group test
 	$(BIN)/uv pip install --quiet --python $(LOWEST)/bin/python --no-deps --no-build-isolation --editable .
@@ -105,14 +105,20 @@ format: $(READY) ## Format the code and repair what ruff can repair
 API_LOCK := requirements-api.lock
 WORKER_LOCK := deploy/requirements-worker.lock
 LOCKS := requirements.lock $(API_LOCK) $(WORKER_LOCK)
+EVERYTHING := --extra server --extra worker --extra s3 --extra tracing --extra demo
 COMPILE = $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" --quiet
 
 .PHONY: lock
 lock: | $(BIN)/uv ## Write the locks anew from pyproject.toml (UPGRADE=1: newest versions)
-	$(COMPILE) --extra worker --extra tracing --extra demo --group dev $(if $(UPGRADE),--upgrade) --output-file requirements.lock
-	$(COMPILE) --extra tracing --constraints requirements.lock --output-file $(API_LOCK)
-	$(COMPILE) --extra worker --extra tracing --constraints requirements.lock --output-file $(WORKER_LOCK)
+	$(COMPILE) $(EVERYTHING) --group dev $(if $(UPGRADE),--upgrade) --output-file requirements.lock
+	$(COMPILE) --extra server --extra s3 --extra tracing --constraints requirements.lock --output-file $(API_LOCK)
+	$(COMPILE) --extra worker --extra s3 --extra tracing --constraints requirements.lock --output-file $(WORKER_LOCK)
+
+# Built by the locked hatchling, and so without asking anybody.
+.PHONY: wheel
+wheel: $(READY) ## The client and the command line as a wheel in dist/, for training environments
+	$(BIN)/uv build --wheel --offline --no-build-isolation --python $(BIN)/python --out-dir dist --quiet .
 
 .PHONY: clean
 clean: ## Remove the environment, caches and build results (never .grasp, which holds data)

@@ -27,7 +27,7 @@ def as_safetensors(path: Path, model: Model, classes: Sequence[str] | None) -> I
 
     Raises GraspError, as the server would: a checkpoint of another model is not even sent.
     """
-    with needing("worker", "converting"):
+    with needing("torch", "converting"):
         from grasp_core import ModelSpec, PreprocessingOverrides, convert_checkpoint
     spec = None
     if model.classes is not None:  # and so the model is prepared
@@ -38,7 +38,7 @@ def as_safetensors(path: Path, model: Model, classes: Sequence[str] | None) -> I
         )
     with TemporaryDirectory() as folder:
         output = Path(folder, f"{path.stem}.safetensors")
-        with needing("worker", "converting"):
+        with needing("torch", "converting"):
             convert_checkpoint(path, output, spec=spec, classes=classes)
         yield output
 
@@ -52,7 +52,7 @@ def convert_file(
     ema: bool,
 ) -> str:
     """Write a torch file's weights as safetensors; return the sha256. Raises GraspError."""
-    with needing("worker", "converting"):
+    with needing("torch", "converting"):
         from grasp_core import convert_checkpoint
 
         return convert_checkpoint(path, output, architecture=architecture, classes=classes, ema=ema)
@@ -60,7 +60,7 @@ def convert_file(
 
 def export_folder(weights: Path, folder: Path, name: str, report: Mapping[str, Any]) -> None:
     """A folder that timm loads, with a model card. Raises GraspError."""
-    with needing("worker", "exporting"):
+    with needing("torch", "exporting"):
         from grasp_core import FoldReport, export_timm_folder
 
         export_timm_folder(weights, folder, report=FoldReport.model_validate(report), name=name)

@@ -102,7 +102,7 @@ def merge(
     out = Output(as_json)
     parameters = _parameters(config, settings, seed, device)
     overrides = _overrides(preprocess, image_size)
-    with in_words(), needing("worker", "merging"):
+    with in_words(), needing("torch", "merging"):
         from grasp_cli.offline import Recipe, merge_files
 
         recipe = Recipe(

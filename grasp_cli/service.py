@@ -1,10 +1,15 @@
-"""The commands that run the service, beside its database; each imports what it needs."""
+"""The commands that run the service, beside its database; each imports what it needs.
 
-from collections.abc import Iterator
+The service is no part of what is installed with the command line: it runs from a checkout or from
+its images. Elsewhere these commands say so.
+"""
+
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from functools import wraps
+from typing import TYPE_CHECKING, Annotated, NoReturn, ParamSpec
 
 import typer
 from pydantic import ValidationError
@@ -13,6 +18,14 @@ if TYPE_CHECKING:
     from registry.database import Database
     from registry.process.settings import Settings
 
+P = ParamSpec("P")
+ROOMS = ("app", "registry", "worker")
+NOT_HERE = """\
+the service is not installed here, only its client
+  run it from a checkout of its repository, with `make serve`, or from its images: docs/deploy.md"""
+INCOMPLETE = """\
+the service needs {module}, which is not installed here
+  `make serve` installs all it needs, as do the extras server, worker and s3 of grasp-merge"""
 RETRIED_AT_ONCE = 1000  # jobs in one transaction, which others wait for
 
 admin = typer.Typer(help="Look after the service.", no_args_is_help=True)
@@ -26,6 +39,21 @@ class ScopeName(StrEnum):
     admin = "admin"
 
 
+def of_service(command: Callable[P, None]) -> Callable[P, None]:
+    """A command that says how to get the service where it is not installed."""
+
+    @wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except ModuleNotFoundError as error:
+            module = str(error.name).partition(".")[0]
+            fail(NOT_HERE if module in ROOMS else INCOMPLETE.format(module=module))
+
+    return run
+
+
+@of_service
 def serve() -> None:
     """Run the API and its workers; GRASP_HOST and GRASP_PORT say where."""
     from app.serve import Refused
@@ -37,6 +65,7 @@ def serve() -> None:
         fail(str(refusal))
 
 
+@of_service
 def worker(
     devices: Annotated[
         str | None,
@@ -59,6 +88,7 @@ def worker(
 
 
 @admin.command()
+@of_service
 def migrate() -> None:
     """Bring the database up to date: once before every upgrade, where it is a server."""
     with opened_database() as database:
@@ -66,6 +96,7 @@ def migrate() -> None:
 
 
 @keys.command("create")
+@of_service
 def create_key(
     owner: Annotated[str, typer.Option(help="Whose things the key opens.")],
     scope: Annotated[ScopeName, typer.Option(help="What may be done with it.")],
@@ -85,6 +116,7 @@ def create_key(
 
 
 @keys.command("list")
+@of_service
 def list_keys() -> None:
     """Show all keys, without their secrets."""
     from registry.keys import list_keys as listed
@@ -100,6 +132,7 @@ def list_keys() -> None:
 
 
 @keys.command("revoke")
+@of_service
 def revoke_key(key: Annotated[str, typer.Argument(help="Its id, key_…")]) -> None:
     """Make a key useless at once."""
     from registry.errors import NotFound
@@ -115,6 +148,7 @@ def revoke_key(key: Annotated[str, typer.Argument(help="Its id, key_…")]) -> N
 
 
 @admin.command("scrub")
+@of_service
 def scrub_blobs() -> None:
     """Read every stored blob and name those that are damaged or missing; 1 if there are any."""
     from registry.blobs.base import StorageError
@@ -138,6 +172,7 @@ def scrub_blobs() -> None:
 
 
 @admin.command("retry")
+@of_service
 def retry_failed(
     code: Annotated[str, typer.Argument(help="The code of their error, such as worker_lost.")],
 ) -> None:

@@ -96,6 +96,31 @@ def test_help_needs_no_more_than_it_shows() -> None:
     assert late & set(process.stderr.split()) == set()
 
 
+@pytest.mark.parametrize(
+    "command", [("serve",), ("worker",), ("admin", "migrate"), ("admin", "keys", "list")]
+)
+def test_without_the_service_its_commands_say_where_it_is(
+    command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for room in ("app.serve", "registry.home", "registry.database", "registry.keys"):
+        monkeypatch.setitem(sys.modules, room, None)
+
+    result = invoke(*command)
+
+    assert result.exit_code == 2
+    assert result.stderr.startswith("grasp: the service is not installed here, only its client\n")
+    assert "make serve" in result.stderr
+
+
+def test_a_package_that_the_service_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sqlalchemy.exc", None)
+
+    result = invoke("admin", "migrate")
+
+    assert result.exit_code == 2
+    assert result.stderr.startswith("grasp: the service needs sqlalchemy, which is not installed")
+
+
 def test_serve_hands_the_settings_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRASP_PORT", "8123")
     served: list[Settings] = []

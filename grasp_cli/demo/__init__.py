@@ -1,4 +1,4 @@
 """Something to merge: digits as other decades have scanned them, and small models trained on them.
 
-Needs the extras `worker` and `demo`; loaded by `grasp demo` when it runs, and by the examples.
+Needs the extra `demo`; loaded by `grasp demo` when it runs, and by the examples.
 """

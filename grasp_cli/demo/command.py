@@ -52,7 +52,7 @@ def demo(
     quick: Annotated[bool, typer.Option("--quick", hidden=True)] = False,
 ) -> None:
     """Train four small models here, merge them on the running server, and compare."""
-    with needing("worker,demo", "the demo"), TemporaryDirectory() as aside:
+    with needing("demo", "the demo"), TemporaryDirectory() as aside:
         from grasp_cli.demo.experiment import QUICK, Experiment, Sizes
 
         folder = files or Path(aside)
