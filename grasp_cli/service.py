@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from enum import StrEnum
 from functools import wraps
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, NoReturn, ParamSpec
 
 import typer
@@ -48,7 +49,8 @@ def of_service(command: Callable[P, None]) -> Callable[P, None]:
             command(*args, **kwargs)
         except ModuleNotFoundError as error:
             module = str(error.name).partition(".")[0]
-            fail(NOT_HERE if module in ROOMS else INCOMPLETE.format(module=module))
+            here = find_spec("registry") is not None and module not in ROOMS
+            fail(INCOMPLETE.format(module=module) if here else NOT_HERE)
 
     return run
 

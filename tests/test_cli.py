@@ -102,7 +102,7 @@ def test_help_needs_no_more_than_it_shows() -> None:
 def test_without_the_service_its_commands_say_where_it_is(
     command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for room in ("app.serve", "registry.home", "registry.database", "registry.keys"):
+    for room in ("app.serve", "registry.process.home", "registry.database", "registry.keys"):
         monkeypatch.setitem(sys.modules, room, None)
 
     result = invoke(*command)
