@@ -47,9 +47,9 @@ def training(wheel: Path) -> Path:
     """An environment that has the wheel, and of other packages those that it asks for."""
     folder = wheel.parent / "environment"
     subprocess.run([UV, "venv", "--quiet", "--python", sys.executable, folder], check=True)
-    into = ("--quiet", "--python", folder, "--constraints", ROOT / "requirements.lock")
+    install: list[str | Path] = [UV, "pip", "install", "--quiet", "--python", folder, wheel]
     for how in (["--offline"], []):  # from uv's cache if all is there
-        command = [UV, "pip", "install", *into, *how, wheel]
+        command = [*install, *how, "--constraints", ROOT / "requirements.lock"]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode == 0:
             return folder / "bin"
