@@ -190,6 +190,7 @@ CODES = {  # the most usual of those that a status can have
     401: "unauthorized",
     403: "forbidden",
     404: "not_found",
+    408: "too_slow",
     409: "conflict",
     410: "bytes_gone",
     412: "precondition_failed",

@@ -45,6 +45,7 @@ PROBLEMS: dict[int, str] = {
     401: "A key is needed, or this one is not valid",
     403: "The key's scope does not allow it",
     404: "There is no such thing, or it is another owner's",
+    408: "The request came too slowly",
     409: "The present state does not allow it",
     410: "The bytes were deleted on purpose",
     412: "If-Match does not hold, or a version of tus is not spoken here",
@@ -52,13 +53,14 @@ PROBLEMS: dict[int, str] = {
     415: "The Content-Type is not the one that is wanted",
     416: "The range lies outside of the file",
     422: "Something in the request makes no sense: `errors` or `detail` says what",
+    431: "The head of the request is too large",
     460: "The checksum of the bytes that arrived is another",
     500: "Something nobody foresaw; the log has it under the request's id",
     503: "The database or the disk does not answer",
     507: "The disk is full",
 }
 ALWAYS = (401, 403, 422, 500, 503)  # any operation but the public ones can answer so
-UPLOAD_PROBLEMS = (400, 413, 507)
+UPLOAD_PROBLEMS = (400, 408, 413, 507)
 
 # Schemas that only hand-written parts of the document refer to.
 EXTRA_SCHEMAS: tuple[type[BaseModel], ...] = (
