@@ -52,7 +52,7 @@ def test_no_error_is_unlisted() -> None:
 
 
 def test_every_error_of_jobs_is_listed() -> None:
-    sources = chain((ROOT / "worker").glob("*.py"), (ROOT / "registry").glob("*.py"))
+    sources = chain((ROOT / "worker").rglob("*.py"), (ROOT / "registry").rglob("*.py"))
     found = (WORKER_CODES.findall(path.read_text()) for path in sources)
     codes = {code for pair in chain.from_iterable(found) for code in pair if code}
 
