@@ -31,11 +31,12 @@ demo: $(READY) ## Train four small models and merge them on the running service
 check: lint test rounding ## All that CI runs: lint, then test, then rounding
 
 .PHONY: lint
-lint: $(READY) ## Formatting, ruff, mypy --strict, import contracts, the lock, links of the documentation
+lint: $(READY) ## Formatting, ruff, mypy --strict, import contracts, the client, the lock, links of the documentation
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python -m scripts.unasync --check
 	@! grep -nE '://|^ *--(index|extra|find)' $(LOCKS) \
 		|| { echo "a lock names a host or a path; see docs/adr/0003"; exit 1; }
 	$(BUILD_SITE)
@@ -47,6 +48,10 @@ BUILD_SITE = NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 docs: $(READY) ## Write the reference from the code, and build the documentation into build/site
 	$(BIN)/python -m scripts.reference
 	$(BUILD_SITE)
+
+.PHONY: client
+client: $(READY) ## Write the client that does things at once from the one that is awaited
+	$(BIN)/python -m scripts.unasync
 
 # Each process takes whole files, in the order of tests/conftest.py. Coverage is of the core and by its
 # own tests: others would take twice their time if it were measured. Three processes for two cores, as

@@ -18,7 +18,7 @@ from rich.progress import (
 )
 
 from grasp_cli.session import Output, Session, console
-from grasp_client.sending import LARGE_BYTES
+from grasp_client import files
 
 if TYPE_CHECKING:
     from grasp_client import Job
@@ -56,7 +56,7 @@ def upload_bar(output: Output, label: str) -> Iterator[Callable[[int, int], None
 
             yield progress
     except KeyboardInterrupt:
-        if size >= LARGE_BYTES:
+        if size >= files.LARGE_BYTES:
             output.note(f"{label}: what has arrived is kept; the same command goes on with it")
         raise
 

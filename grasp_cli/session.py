@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from grasp_client import Grasp
-    from grasp_client.records import Record
 
 NOT_DONE = 1  # as click has 2 for what was typed wrongly
 WIDE = 160  # columns, where no terminal says how many it has
@@ -81,7 +80,7 @@ def console(*, stderr: bool = False) -> Console:
     return Console(stderr=stderr, width=None if stream.isatty() else WIDE)
 
 
-def plain(data: Record[Any] | Iterable[Record[Any]] | Any) -> Any:
+def plain(data: Any) -> Any:
     """Records as the server has sent them."""
     if isinstance(data, list):
         return [plain(item) for item in data]

@@ -40,7 +40,7 @@ def push(
     wait: Wait = False,
 ) -> None:
     """Offer checkpoints to a model; they are folded into it one after the other."""
-    from grasp_client.jobs import ENDED
+    from grasp_client.protocol import ENDED
 
     if name and len(files) > 1:
         raise typer.BadParameter("one name does not fit several files", param_hint="--name")
@@ -109,7 +109,7 @@ def pull(
     ] = False,
 ) -> None:
     """Download a model's weights: verified, and there whole or not at all."""
-    from grasp_client.bodies import sha256_of
+    from grasp_client.files import sha256_of
 
     found = session.grasp.models.get(model)
     number = version or found.version

@@ -37,19 +37,13 @@ def watch_jobs(session: Session, jobs: Mapping[str, str], *, every_state: bool =
 def wait_for(session: Session, job_id: str, label: str, *, every_state: bool = False) -> Job:
     """The job in its last state, after it was shown on its way there."""
     from grasp_cli.bars import job_bar
-    from grasp_client import JobFailed
 
     try:
         with job_bar(session, label) as show:
-
-            def tell(job: Job) -> None:
+            for job in session.grasp.jobs.follow(job_id):
                 show(job)
                 if session.as_json and every_state:
                     session.give_json(job)
-
-            job = session.grasp.jobs.wait(job_id, tell)
-    except JobFailed as failure:
-        job = failure.job
     except KeyboardInterrupt:
         session.note(f"{label} goes on: `grasp watch {job_id}` looks at it again")
         raise typer.Exit(INTERRUPTED) from None

@@ -23,7 +23,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from grasp_client.jobs import Job
+    from grasp_client._async.jobs import AsyncJob
+    from grasp_client._sync.jobs import Job
 
 
 class GraspError(Exception):
@@ -92,7 +93,7 @@ class Misunderstood(GraspError):
 
 
 class JobFailed(GraspError):
-    def __init__(self, job: Job[Any]) -> None:
+    def __init__(self, job: Job | AsyncJob) -> None:
         error = job.error
         super().__init__(
             error.message if error else f"job {job.id} was {job.status}",

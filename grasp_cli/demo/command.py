@@ -163,7 +163,7 @@ def _free_name(session: Session) -> str:
 
 
 def _where(url: str) -> str:
-    from grasp_client.client import DEFAULT_URL
+    from grasp_client.protocol import DEFAULT_URL
 
     return "" if url == DEFAULT_URL else f" --url {url}"
 

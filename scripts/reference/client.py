@@ -1,18 +1,16 @@
 """The Python client, from its classes."""
 
 import inspect
-import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from grasp_client import Job, Model, Source, Target, Version
+from grasp_client import Job, Model, Source, Target, Upload, Version
 from grasp_client import errors as client_errors
-from grasp_client.jobs import JobHandle, Jobs
-from grasp_client.models import Models
-from grasp_client.plans import operation, stream
-from grasp_client.sources import Sources
-from grasp_client.targets import Targets
-from grasp_client.uploads import Upload, Uploads
+from grasp_client._sync.jobs import JobHandle, Jobs
+from grasp_client._sync.models import Models
+from grasp_client._sync.sources import Sources
+from grasp_client._sync.targets import Targets
+from grasp_client._sync.uploads import Uploads
 from scripts.reference.markdown import code, opening, sections, table
 
 PARTS: dict[str, type] = {
@@ -26,8 +24,8 @@ RECORDS: tuple[type, ...] = (Target, Model, Version, Source, JobHandle, Job, Upl
 INTRODUCTION = """
 `Grasp(url, key)` is a client of the service; without arguments it looks at `GRASP_URL` and
 `GRASP_KEY`, and then at `http://127.0.0.1:8000`; there, it finds the token of a service without
-keys in `GRASP_HOME` (`./.grasp`). `AsyncGrasp` is the same, to be awaited. It needs neither torch
-nor the packages of the server.
+keys in `GRASP_HOME` (`./.grasp`). It needs neither torch nor the packages of the server.
+`AsyncGrasp` is the same, to be awaited; what it returns is called `AsyncJob`, `AsyncModel`, ….
 
 ```python
 from grasp_client import Grasp
@@ -73,16 +71,13 @@ def _record(kind: type) -> Iterator[str]:
 
 def _operations(kind: type, prefix: str) -> Iterator[tuple[str, str]]:
     for name, member in vars(kind).items():
-        if isinstance(member, operation | stream):
-            signature = _signature(member.plan)
-            yield f"`{prefix}{name}{signature}`", (inspect.getdoc(member.plan) or "")
+        if inspect.isfunction(member) and not name.startswith(("_", "model_", "require_")):
+            yield f"`{prefix}{name}{_signature(member)}`", (inspect.getdoc(member) or "")
 
 
-def _signature(plan: Any) -> str:
+def _signature(method: Callable[..., Any]) -> str:
     """Names and defaults, and what comes back; the types of parameters are in the code."""
-    found = inspect.signature(plan)
+    found = inspect.signature(method)
     mine = [p.replace(annotation=p.empty) for p in found.parameters.values() if p.name != "self"]
     shown = found.replace(parameters=mine, return_annotation=found.empty)
-    result = str(found.return_annotation).replace("[C]", "").replace("Telling", "Iterator")
-    returned = re.sub(r"^Plan\[(.+)]$", r"\1", result)
-    return f"{shown} → {returned}"
+    return f"{shown} → {found.return_annotation}"

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
-from grasp_client.plans import Bound
+from grasp_client._async.records import AsyncCollection, AsyncRecord
 
 
 class Awaited:
@@ -37,7 +37,11 @@ class Awaited:
     def _wrapped(self, value: Any) -> Any:
         if isinstance(value, list):
             return [self._wrapped(item) for item in value]
-        return Awaited(value, self._runner) if isinstance(value, Bound) else value
+        return (
+            Awaited(value, self._runner)
+            if isinstance(value, AsyncCollection | AsyncRecord)
+            else value
+        )
 
 
 async def _awaited(result: Awaitable[Any]) -> Any:

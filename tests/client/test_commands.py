@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 from grasp_cli import transfer
 from grasp_cli.main import cli
 from grasp_cli.waiting import watch_jobs
-from grasp_client.jobs import Jobs
+from grasp_client._sync.jobs import Jobs
 from tests.app.world import CLASSES, Server, World, checkpoint, sha256
 from tests.client.hand import working
 
@@ -198,7 +198,7 @@ class TestWatch:
         def interrupt(*_: object) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(Jobs, "wait", interrupt)
+        monkeypatch.setattr(Jobs, "follow", interrupt)
 
         result = run("push", model, source, "--wait", code=130)
 

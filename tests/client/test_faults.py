@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from grasp_client import Damaged, Grasp, Unreachable, sending, uploads
+from grasp_client import Damaged, Grasp, Unreachable, files
 from tests.app.world import Server, World, checkpoint, sha256
 from tests.client.proxy import Proxy, cut_after, flip_after
 
@@ -48,8 +48,8 @@ def test_an_upload_that_is_cut_is_sent_again(
 
 
 def send_in_parts(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    monkeypatch.setattr(sending, "LARGE_BYTES", 1)
-    monkeypatch.setattr(uploads, "PART_BYTES", size)
+    monkeypatch.setattr(files, "LARGE_BYTES", 1)
+    monkeypatch.setattr(files, "PART_BYTES", size)
 
 
 def test_a_large_upload_goes_on_where_it_was_cut(

@@ -27,12 +27,9 @@ from grasp_client import (
     NotFound,
     Source,
     Unreachable,
-    records,
-    sending,
-    uploads,
+    files,
+    protocol,
 )
-from grasp_client.exchange import Answer, ask
-from grasp_client.plans import Call, Plan
 from tests.app.world import CLASSES, Server, World, checkpoint, sha256
 from tests.client.hand import working
 
@@ -287,7 +284,7 @@ def test_lists_go_on_over_pages(
 ) -> None:
     for number in range(5):
         world.post_target(f"t{number}")
-    monkeypatch.setattr(records, "LARGEST_PAGE", 2)
+    monkeypatch.setattr(protocol, "LARGEST_PAGE", 2)
 
     assert [target.name for target in grasp.targets.list()] == ["t4", "t3", "t2", "t1", "t0"]
     assert [target.name for target in grasp.targets.list(limit=3)] == ["t4", "t3", "t2"]
@@ -366,8 +363,8 @@ def test_a_uri_is_left_to_the_server(grasp: Grasp, world: World) -> None:
 class TestLargeFiles:
     @pytest.fixture(autouse=True)
     def _small_is_large(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(sending, "LARGE_BYTES", 1)
-        monkeypatch.setattr(uploads, "PART_BYTES", 100)
+        monkeypatch.setattr(files, "LARGE_BYTES", 1)
+        monkeypatch.setattr(files, "PART_BYTES", 100)
 
     def test_they_are_sent_in_parts(self, g: Any, world: World, source: Path) -> None:
         world.ready_model()
@@ -439,13 +436,16 @@ class TestLargeFiles:
     ) -> None:
         world.ready_model()
         others: list[Source] = []
+        client = g if isinstance(g, Grasp) else g._thing
+        ask = type(client).ask
 
-        def overtaken(client: Any, call: Call) -> Plan[Answer]:
-            monkeypatch.setattr(sending, "ask", ask)
-            others.append(grasp.sources.push(source, model="merged"))
-            return (yield from ask(client, call))
+        def overtaken(self: Any, method: str, path: str, **options: Any) -> Any:
+            if (method, path) == ("POST", "/sources"):
+                monkeypatch.setattr(type(client), "ask", ask)
+                others.append(grasp.sources.push(source, model="merged"))
+            return ask(self, method, path, **options)
 
-        monkeypatch.setattr(sending, "ask", overtaken)
+        monkeypatch.setattr(type(client), "ask", overtaken)
         seen: list[int] = []
         pushed = g.sources.push(
             source, model="merged", dry_run=dry_run, progress=lambda done, _: seen.append(done)
@@ -488,7 +488,7 @@ class TestLargeFiles:
     def test_another_models_checkpoint_is_refused_by_its_first_part(
         self, grasp: Grasp, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(uploads, "PART_BYTES", 1000)
+        monkeypatch.setattr(files, "PART_BYTES", 1000)
         world.ready_model()
         other = tmp_path / "other.safetensors"
         other.write_bytes(checkpoint(1, stem__weight=(500, 3)))

@@ -9,11 +9,11 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from grasp_cli import bars
 from grasp_cli.main import cli
 from grasp_cli.tables import listed
-from grasp_client import sending, uploads
-from grasp_client.jobs import Jobs
+from grasp_client import files
+from grasp_client._sync.jobs import Jobs
+from grasp_client._sync.uploads import Uploads
 from tests.app.world import Server, World
 from tests.client.hand import working
 
@@ -50,14 +50,13 @@ def test_nothing_of_a_table_is_cut(width: int) -> None:
 def test_a_large_upload_that_is_interrupted_is_gone_on_with(
     run: Run, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (sending, bars):
-        monkeypatch.setattr(module, "LARGE_BYTES", 1)
+    monkeypatch.setattr(files, "LARGE_BYTES", 1)
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(uploads, "_send_part", interrupt)
+        patch.setattr(Uploads, "_send_part", interrupt)
         result = run("push", "merged", source, code=130)
 
     kept = "what has arrived is kept; the same command goes on with it"
@@ -73,7 +72,7 @@ def test_a_wait_that_is_interrupted_leaves_the_job(
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Jobs, "wait", interrupt)
+    monkeypatch.setattr(Jobs, "follow", interrupt)
 
     result = run("push", "merged", source, "--wait", code=130)
 

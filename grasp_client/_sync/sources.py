@@ -1,3 +1,4 @@
+# Written by `make client` from grasp_client/_async/sources.py: change that one.
 """Sources: the checkpoints that are folded in."""
 
 from __future__ import annotations
@@ -8,17 +9,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from grasp_client.bodies import Progress
-from grasp_client.exchange import ask
-from grasp_client.jobs import Job, JobHandle, wait_for
-from grasp_client.plans import Bound, C, Call, Plan, at, operation
-from grasp_client.records import Record, get, list_all, read
-from grasp_client.sending import existing_file, send
+from grasp_client._sync.jobs import Job, JobHandle
+from grasp_client._sync.records import Collection, Record
+from grasp_client._sync.uploads import send
+from grasp_client.files import Progress, existing_file
+from grasp_client.protocol import given, path
 
 LONGEST_NAME = 200
 
 
-class Source(Record[C]):
+class Source(Record):
     """One checkpoint that was offered to one model, and what became of it."""
 
     id: str | None  # None: it was only tried
@@ -30,24 +30,19 @@ class Source(Record[C]):
     status: str
     version: int | None
     stored: bool
-    job: JobHandle[C]
+    job: JobHandle
     created_at: datetime
 
-    @operation
     def wait(
-        self, progress: Callable[[Job[C]], object] | None = None, timeout: float | None = None
-    ) -> Plan[Job[C]]:
+        self, progress: Callable[[Job], object] | None = None, timeout: float | None = None
+    ) -> Job:
         """Its job once the source is folded in, or tried. Raises JobFailed, JobUnfinished."""
-        return wait_for(self._client, self.job.id, progress, timeout)
+        return self.job.wait(progress, timeout)
 
 
-class Sources(Bound[C]):
+class Sources(Collection):
     """`client.sources`"""
 
-    def __init__(self, client: C) -> None:
-        self._client = client
-
-    @operation
     def push(
         self,
         path: str | Path,
@@ -57,7 +52,7 @@ class Sources(Bound[C]):
         classes: Sequence[str] | None = None,
         dry_run: bool = False,
         progress: Progress | None = None,
-    ) -> Plan[Source[C]]:
+    ) -> Source:
         """Offer a safetensors file to a model.
 
         `classes` names its outputs, if they are not the model's; `dry_run` only measures what it
@@ -69,7 +64,7 @@ class Sources(Bound[C]):
             "name": name or file.name[:LONGEST_NAME],
             "classes": list(classes) if classes else None,
         }
-        sent = yield from send(
+        sent = send(
             self._client,
             "/sources",
             file,
@@ -78,18 +73,17 @@ class Sources(Bound[C]):
             progress=progress,
             made_by_others=None if dry_run else partial(self._offered, model),
         )
-        if sent.body["source"] is not None:
-            return read(Source, self._client, sent.body["source"])
-        tried = {**fields, **_as_tried(sent.body["job"]), "sha256": sent.sha256, "size": sent.size}
-        return read(Source, self._client, tried)
+        if sent.answer["source"] is not None:
+            return self._read(Source, sent.answer["source"])
+        tried = _as_tried(sent.answer["job"])
+        return self._read(Source, {**fields, **tried, "sha256": sent.sha256, "size": sent.size})
 
-    def _offered(self, model: str, sha256: str) -> Plan[Any]:
+    def _offered(self, model: str, sha256: str) -> Any:
         """The model's source of these bytes, if there is one."""
-        call = Call("GET", "/sources", params={"model": model, "sha256": sha256})
-        page = (yield from ask(self._client, call)).json()
+        wanted = {"model": model, "sha256": sha256}
+        page = self._client.ask("GET", "/sources", params=wanted)
         return {"source": page["items"][0]} if page["items"] else None
 
-    @operation
     def fetch(
         self,
         uri: str,
@@ -97,19 +91,16 @@ class Sources(Bound[C]):
         model: str,
         name: str | None = None,
         classes: Sequence[str] | None = None,
-    ) -> Plan[Source[C]]:
+    ) -> Source:
         """Offer a checkpoint that the server fetches itself: file://, https:// or s3://."""
-        given = {"model": model, "uri": uri, "name": name, "classes": classes}
-        said = {key: value for key, value in given.items() if value is not None}
-        answer = yield from ask(self._client, Call("POST", "/sources", json=said))
-        return read(Source, self._client, answer.json()["source"])
+        fields = given(model=model, uri=uri, name=name, classes=classes)
+        answer = self._client.ask("POST", "/sources", json=fields)
+        return self._read(Source, answer["source"])
 
-    @operation
-    def get(self, source: str) -> Plan[Source[C]]:
+    def get(self, source: str) -> Source:
         """By id."""
-        return get(Source, self._client, at("sources", source))
+        return self._get(Source, path("sources", source))
 
-    @operation
     def list(
         self,
         *,
@@ -117,13 +108,13 @@ class Sources(Bound[C]):
         status: str | None = None,
         sha256: str | None = None,
         limit: int | None = None,
-    ) -> Plan[list[Source[C]]]:
+    ) -> list[Source]:
         """Newest first."""
         filters = {"model": model, "status": status, "sha256": sha256}
-        return list_all(Source, self._client, "/sources", limit, filters)
+        return self._list(Source, "/sources", limit, **filters)
 
 
 def _as_tried(job: dict[str, Any]) -> dict[str, Any]:
-    """What the server would say of a source that it keeps, as far as its job tells."""
+    """What the server would say of a source that it keeps, as far as its job says it."""
     shared = {key: job[key] for key in ("model", "status", "version", "created_at")}
     return {**shared, "id": None, "stored": False, "job": job["id"]}

@@ -1,24 +1,36 @@
-"""A file, or a part of one, as the body of a request: read in pieces, again for every try."""
+"""Files of this machine as bodies of requests, and what is said about them."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import re
+import zipfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 from uuid import uuid4
 
 import anyio.to_thread
 import httpx
 
+from grasp_client.errors import GraspError
+
+LARGE_BYTES = 64 * 2**20  # from here on a cut connection should not cost all of it
+PART_BYTES = 32 * 2**20  # per request; a cut costs less, as the server keeps what had arrived
+LONG_FIELD = 16_000  # characters, of the 64 KiB that a field of a form may have
+LONG_HEADER = 4096  # characters, of the server's 8192 in base64
 PIECE_BYTES = 2**18  # small enough for a progress bar to move on a slow line
 UNSAFE = re.compile(r'["\r\n]')  # in a quoted name; escaped as browsers do it
 Progress = Callable[[int, int], object]  # bytes done so far, bytes in all
 
 
 class FileBody(httpx.SyncByteStream, httpx.AsyncByteStream):
-    """The bytes from `start` to `stop` of a file; `progress` hears of each piece that was sent."""
+    """The bytes from `start` to `stop` of a file: read in pieces, again for every try.
+
+    `progress` is called with each piece that was sent.
+    """
 
     def __init__(
         self,
@@ -80,6 +92,39 @@ def form(path: Path, fields: Mapping[str, str], progress: Progress | None) -> Fi
         before="".join(parts).encode(),
         after=f"\r\n--{boundary}--\r\n".encode(),
     )
+
+
+def fits_a_form(size: int, fields: Mapping[str, str]) -> bool:
+    """Whether a file and what is said about it can be sent in one request."""
+    return size < LARGE_BYTES and max(map(len, fields.values())) < LONG_FIELD
+
+
+def metadata(path: Path, said: Mapping[str, Any]) -> dict[str, str]:
+    """What an upload says of itself: by a `model`, another's checkpoint is refused at once."""
+    about = {"filename": path.name, "sha256": said["sha256"]}
+    checked = as_text({name: said[name] for name in ("model", "classes") if name in said})
+    return about | checked if sum(map(len, checked.values())) < LONG_HEADER else about
+
+
+def as_text(fields: Mapping[str, Any]) -> dict[str, str]:
+    return {k: v if isinstance(v, str) else json.dumps(v) for k, v in fields.items()}
+
+
+def existing_file(path: str | Path) -> Path:
+    """Raises GraspError, and not only after the server was asked for something."""
+    if not Path(path).is_file():
+        raise GraspError(f"there is no file {str(path)!r}")
+    return Path(path)
+
+
+def zip_folder(folder: Path, archive: Path) -> None:
+    """Without compressing: images are already. Raises GraspError if there is nothing to send."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    if not files:
+        raise GraspError(f"there are no files in {str(folder)!r}")
+    with zipfile.ZipFile(archive, "w") as file:
+        for path in files:
+            file.write(path, path.relative_to(folder))
 
 
 def sha256_of(path: Path) -> str:

@@ -1,0 +1,181 @@
+"""Models: one lineage of merged versions each, to be made, looked at and downloaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from grasp_client import concurrency
+from grasp_client._async.downloads import AsyncDownload
+from grasp_client._async.jobs import AsyncJob, AsyncJobHandle
+from grasp_client._async.records import AsyncCollection, AsyncRecord
+from grasp_client.files import Progress, existing_file, form, sha256_of
+from grasp_client.protocol import JobProblem, given, path
+
+
+class AsyncModel(AsyncRecord):
+    """A model; those of `models.get` and `models.update` also say how their newest version is."""
+
+    id: str
+    name: str
+    status: str
+    version: int | None
+    architecture: str
+    classes: list[str] | None
+    image_size: int | None
+    preprocessing: dict[str, Any]
+    seed: int
+    merge: dict[str, Any]
+    target: str
+    keep_versions: int | None
+    keep_sources: bool
+    queue: str | None
+    error: JobProblem | None
+    held: JobProblem | None = None
+    job: AsyncJobHandle
+    created_at: datetime
+    sha256: str | None = None
+    size: int | None = None
+    metrics: dict[str, Any] | None = None
+    sources: dict[str, int] | None = None
+
+    async def wait(
+        self, progress: Callable[[AsyncJob], object] | None = None, timeout: float | None = None
+    ) -> AsyncModel:
+        """The model once it is prepared. Raises JobFailed, JobUnfinished."""
+        await self.job.wait(progress, timeout)
+        return await self._client.models.get(self.id)
+
+
+class AsyncVersion(AsyncRecord):
+    """What one fold has made, or a rollback."""
+
+    number: int
+    sha256: str
+    size: int
+    parent: int | None
+    source: str | None
+    rollback_of: int | None
+    metrics: dict[str, Any]
+    available: bool
+    problem: str | None = None
+    job: AsyncJobHandle
+    created_at: datetime
+
+
+class AsyncModels(AsyncCollection):
+    """`client.models`; all of them are named by id or name."""
+
+    async def create(
+        self,
+        /,
+        name: str,
+        *,
+        architecture: str,
+        target: str,
+        classes: Sequence[str] | None = None,
+        image_size: int | None = None,
+        preprocessing: Mapping[str, Any] | None = None,
+        merge: Mapping[str, Any] | None = None,
+        weights: str | Path | None = None,
+        progress: Progress | None = None,
+        **options: Any,
+    ) -> AsyncModel:
+        """Make a model of a timm architecture; `options` are further fields of POST /models.
+
+        `weights` is a safetensors file to begin from: the first source, folded before any other.
+        """
+        fields = given(
+            name=name,
+            architecture=architecture,
+            target=target,
+            classes=list(classes) if classes else None,
+            image_size=image_size,
+            preprocessing=preprocessing,
+            merge=merge,
+            **options,
+        )
+        if weights is None:
+            answer = await self._client.ask("POST", "/models", json=fields)
+        else:
+            file = existing_file(weights)
+            digest = await concurrency.async_run(sha256_of, file)
+            body = form(file, {"model": json.dumps(fields), "sha256": digest}, progress)
+            answer = await self._client.ask("POST", "/models", body=body)
+        return self._read(AsyncModel, answer["model"])
+
+    async def get(self, model: str) -> AsyncModel:
+        """Its state, with the figures of its newest version."""
+        return await self._get(AsyncModel, path("models", model, "info"))
+
+    async def versions(self, model: str, *, limit: int | None = None) -> list[AsyncVersion]:
+        """Newest first."""
+        return await self._list(AsyncVersion, path("models", model, "versions"), limit)
+
+    async def list(
+        self,
+        *,
+        target: str | None = None,
+        architecture: str | None = None,
+        status: str | None = None,
+        limit: int | None = None,
+    ) -> list[AsyncModel]:
+        """Newest first."""
+        filters = {"target": target, "architecture": architecture, "status": status}
+        return await self._list(AsyncModel, "/models", limit, **filters)
+
+    async def update(self, /, model: str, **changes: Any) -> AsyncModel:
+        """Other parameters for later folds; what is not given stays, also inside `merge`."""
+        answer = await self._client.ask("PATCH", path("models", model), json=changes)
+        return self._read(AsyncModel, answer)
+
+    async def delete(self, model: str) -> None:
+        """With its versions, sources and jobs. There is no way back."""
+        await self._client.ask("DELETE", path("models", model))
+
+    async def report(self, model: str, number: int | None = None) -> dict[str, Any]:
+        """Everything that the fold behind a version, or the newest, has measured."""
+        return await self._about_version(model, number, "report")
+
+    async def provenance(self, model: str, number: int | None = None) -> dict[str, Any]:
+        """Which source each parameter of a version, or of the newest, came from."""
+        return await self._about_version(model, number, "provenance")
+
+    async def rollback(self, model: str, version: int) -> AsyncVersion:
+        """A new version that equals an older one."""
+        place = path("models", model, "rollback")
+        answer = await self._client.ask("POST", place, json={"version": version})
+        return self._read(AsyncVersion, answer)
+
+    async def pull(
+        self,
+        model: str,
+        to: str | Path = ".",
+        *,
+        version: int | None = None,
+        progress: Progress | None = None,
+    ) -> Path:
+        """Download the newest weights, or a version's, and return the path of the file.
+
+        `to` is a file, or a folder in which it is called `<name>-v<version>.safetensors`: one that
+        exists, or is written with a slash at its end. A connection that is cut is gone on with.
+        Raises Damaged rather than to leave a file whose sha256 is not the version's.
+        """
+        found = await self.get(model)
+        number = version or found.version
+        place = path("models", found.id, *(("versions", number) if number else ()))
+        file = Path(to)
+        if file.is_dir() or str(to).endswith("/"):
+            file /= f"{found.name}-v{number}.safetensors"
+        return await AsyncDownload(self._client, place, progress).write(file)
+
+    async def _about_version(self, model: str, number: int | None, what: str) -> dict[str, Any]:
+        if number is None:
+            number = (await self.get(model)).version
+        # A model without versions has no number 1 either, and the server says so.
+        place = path("models", model, "versions", number or 1, what)
+        answer: dict[str, Any] = await self._client.ask("GET", place)
+        return answer
