@@ -25,6 +25,11 @@ def recall(session: Session, owner: str, key: str, request: str) -> Answer | Non
     return answer
 
 
+def is_remembered(session: Session, owner: str, key: str) -> bool:
+    """Whether there is an answer under that key, whatever the request was."""
+    return session.get(Answer, (owner, key)) is not None
+
+
 def forget_answers(session: Session, now: datetime) -> None:
     """Delete answers that nobody will ask for again."""
     session.execute(delete(Answer).where(Answer.created_at < now - KEPT_FOR))

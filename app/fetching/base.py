@@ -60,6 +60,7 @@ class FetchPolicy:
 class Fetched:
     """An open file or answer; `size` is None if the server does not tell."""
 
+    uri: str  # as it was checked: of a file, without symbolic links
     size: int | None
     filename: str
     chunks: AsyncIterator[bytes]

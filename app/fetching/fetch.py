@@ -30,17 +30,21 @@ __all__ = [
     "Fetched",
     "UriNotAllowed",
     "UriUnreachable",
+    "is_local",
     "local_path",
     "open_uri",
 ]
 
 CHUNK_BYTES = 2**20  # each read is a trip to another thread
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+# Where the system knows O_PATH, a folder that may be passed through need not be readable.
+_FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_NOFOLLOW | os.O_DIRECTORY
 
 
 def open_uri(uri: str, policy: FetchPolicy) -> AbstractAsyncContextManager[Fetched]:
     """The bytes behind `uri`. Raises FetchError: here, when it is entered, or as they are read."""
-    scheme = uri.partition(":")[0].lower()
-    if scheme == "file":
+    scheme = _scheme(uri)
+    if is_local(uri):
         return _open_file(uri, policy)
     if scheme == "https":
         return open_https(uri, policy)
@@ -55,12 +59,20 @@ def open_uri(uri: str, policy: FetchPolicy) -> AbstractAsyncContextManager[Fetch
     )
 
 
+def is_local(uri: str) -> bool:
+    return _scheme(uri) == "file"
+
+
+def _scheme(uri: str) -> str:
+    return uri.partition(":")[0].lower()
+
+
 @asynccontextmanager
 async def _open_file(uri: str, policy: FetchPolicy) -> AsyncIterator[Fetched]:
     path = await asyncio.to_thread(local_path, uri, policy)
     file = _open_regular(path)  # here and not in a thread, where cancelling would leak it
     try:
-        yield Fetched(os.fstat(file).st_size, path.name, _file_chunks(file))
+        yield Fetched(path.as_uri(), os.fstat(file).st_size, path.name, _file_chunks(file))
     finally:
         os.close(file)
 
@@ -123,7 +135,7 @@ def _not_below_roots(uri: str, policy: FetchPolicy) -> UriNotAllowed:
 def _open_regular(path: Path) -> int:
     """No link and no pipe, even one that was put there since `local_path` looked."""
     try:
-        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        file = _open_without_links(path)
     except OSError as error:
         raise UriUnreachable(
             f"{str(path)!r} cannot be opened: {error.strerror}",
@@ -135,6 +147,19 @@ def _open_regular(path: Path) -> int:
             f"{str(path)!r} is not a file", hint="pack a folder into an archive, or name a file"
         )
     return file
+
+
+def _open_without_links(path: Path) -> int:
+    """Step by step from the root, so that no folder on the way can be changed for a link either."""
+    anchor, *folders, name = path.parts
+    place = os.open(anchor, _FOLDER)
+    for part, flags in [*((folder, _FOLDER) for folder in folders), (name, _FILE)]:
+        try:
+            inner = os.open(part, flags, dir_fd=place)
+        finally:
+            os.close(place)
+        place = inner
+    return place
 
 
 async def _file_chunks(file: int) -> AsyncIterator[bytes]:

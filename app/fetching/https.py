@@ -43,7 +43,7 @@ async def open_https(uri: str, policy: FetchPolicy) -> AsyncIterator[Fetched]:
         download = _Download(first, policy, stack)
         await clock.wait(download.begin())
         filename = clean_filename(first.path) or first.host
-        yield Fetched(download.size, filename, resumed(download.read, clock))
+        yield Fetched(str(first), download.size, filename, resumed(download.read, clock))
 
 
 class _Validator(NamedTuple):

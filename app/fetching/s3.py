@@ -49,7 +49,9 @@ async def open_s3(uri: str, policy: FetchPolicy) -> AsyncIterator[Fetched]:
     opening = asyncio.to_thread(open_bucket, bucket, "", policy.s3_endpoint)
     store = await _done(opening, uri, policy.timeout)
     found = await clock.wait(_look(store, uri, key, policy.timeout))
-    yield Fetched(found.size, clean_filename(key), resumed(found.read, clock))
+    yield Fetched(
+        f"s3://{bucket}/{key}", found.size, clean_filename(key), resumed(found.read, clock)
+    )
 
 
 def _checked_parts(uri: str, policy: FetchPolicy) -> tuple[str, str]:

@@ -1,6 +1,5 @@
 """A checkpoint on its way in: what is said of it, and a look at its header as it arrives."""
 
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator
@@ -35,7 +34,7 @@ class SourceFields(SourceCreate):
 
 
 class CheckpointInspector:
-    """Reads the header once it has arrived; compares it with the model as soon as both are known.
+    """Reads the header once it has arrived; compares it with the model, if that is known by then.
 
     The header is not kept, which may be large and last as long as the upload: where it is compared
     later, it is read again from what was written.
@@ -47,7 +46,7 @@ class CheckpointInspector:
         self.filename = filename
         self._reader = HeaderReader(filename)
         self._known = (model, fields) if model is not None and fields is not None else None
-        self._fits: tuple[str, Sequence[str] | None] | None = None  # a model, with these classes
+        self._compared: SourceFields | None = None
 
     @property
     def takes_long(self) -> bool:
@@ -57,20 +56,24 @@ class CheckpointInspector:
         return self._reader.feed(data)
 
     def look(self, writer: BlobWriter) -> None:
-        header = self._reader.read(writer.read)
         if self._known is not None:
-            model, fields = self._known
-            check_fit(model, header, fields.classes, self.filename)
-            self._fits = (model.id, fields.classes) if model.manifest is not None else None
+            self.compare(writer, *self._known)
+        else:
+            self._reader.read(writer.read)
 
     def finish(self) -> None:
         self._reader.finish()
 
-    def require_fit(self, writer: BlobWriter, model: Model, fields: SourceFields) -> None:
-        """Raises CheckpointMismatch; a manifest never changes, and is compared once."""
-        if self._fits != (model.id, fields.classes):
-            header = self._reader.read(writer.read)
-            check_fit(model, header, fields.classes, self.filename)
+    def compare(self, writer: BlobWriter, model: Model, fields: SourceFields) -> None:
+        """Raises CheckpointMismatch. Of a model that is not prepared yet nothing is known."""
+        check_fit(model, self._reader.read(writer.read), fields.classes, self.filename)
+        if model.manifest is not None:
+            self._compared = fields
+
+    def has_compared(self, fields: SourceFields) -> bool:
+        """A manifest never changes, and is compared once."""
+        known = self._compared
+        return known is not None and (known.model, known.classes) == (fields.model, fields.classes)
 
 
 def find_model(session: Session, owner: str, reference: str) -> Model:

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from sqlalchemy.orm import Session
 
 from app.access.auth import CallerDep
-from registry.answers import recall, remember
+from registry.answers import is_remembered, recall, remember
 
 IdempotencyKey = Annotated[
     str | None,
@@ -74,6 +74,10 @@ class Once:
         replayed = _respond(before.status, before.body, before.location)
         replayed.headers["Idempotency-Replayed"] = "true"
         return replayed
+
+    def is_answered(self, session: Session) -> bool:
+        """Whether some request came with this key before: with the same content, or another."""
+        return self.key is not None and is_remembered(session, self.owner, self.key)
 
     def _asked(self, content: object) -> str:
         asked = json.dumps([self.place, content], sort_keys=True)

@@ -7,7 +7,7 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 from fastapi import Request
 from fastapi.concurrency import run_in_threadpool
@@ -51,55 +51,72 @@ class Inspector(Protocol):
     def finish(self) -> None: ...
 
 
-class Reception:
-    """One request's file, and the fields that came with it: a form, a raw body, or by a uri.
+class Received(NamedTuple):
+    """A file that came, or comes."""
 
-    `begin` is called with the fields known so far, just before the first byte of the file: it can
-    refuse the request, and gives the inspector of the bytes.
+    filename: str
+    writer: BlobWriter
+
+
+class Reception:
+    """One request's files, and the fields that came with them: in a form, a raw body, or elsewhere.
+
+    `parts` are the names of the form's files; the first of them may be the whole body instead.
+    `begin` is called with such a name and a file's just before its first byte: it can refuse the
+    request, and gives the inspector of the bytes. What was written is gone at the end of the
+    context, unless it was committed.
     """
 
     def __init__(
         self,
         service: Service,
-        writer: BlobWriter,
         fields: dict[str, Any],
-        begin: Callable[[dict[str, Any], str], Awaitable[Inspector | None]],
+        begin: Callable[[str, str], Awaitable[Inspector | None]],
+        parts: tuple[str, ...] = ("file",),
     ) -> None:
-        self.writer = writer
-        self.fields = fields
-        self.filename: str | None = None  # None: no file came
+        self.fields = fields  # all that came so far
+        self.files: dict[str, Received] = {}
+        self._parts = parts
+        self._service = service
         self._max_bytes = service.settings.max_upload_bytes
-        self._policy = service.fetching
-        self._turns = service.turns
         self._begin = begin
+        self._exits = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._exits.__exit__(*error)
 
     async def receive(self, request: Request) -> None:
         """Read the whole body. Raises what is wrong with it as soon as that is known."""
         length = request.headers.get("content-length")
+        part = self._parts[0]
         if is_type(request, "multipart/form-data"):
-            self._check_length(length, FORM_BYTES)
+            self._check_length(length, FORM_BYTES, files=len(self._parts))
             await self._receive_multipart(request.headers["content-type"], request.stream())
         else:
             self._check_length(length)
             expected = _digests(request)
-            await self._take(request.stream(), "upload")
+            await self._take(part, request.stream(), "upload")
             for digest in expected:
-                self._check_digest(digest)
-        if self.filename is not None:
-            self._check_digest(self.fields.get("sha256"))
+                self._check_digest(part, digest)
+        self._check_digest(part, self.fields.get("sha256"))
 
     async def _receive_multipart(self, content_type: str, body: AsyncIterator[bytes]) -> None:
         async for part in read_parts(content_type, body):
             if part.name in ("uri", "upload"):
                 hint = f"send JSON with the {part.name} instead"
                 raise Unusable(f"{part.name} cannot be part of a form", hint=hint)
-            if part.name != "file":
+            if part.name not in self._parts:
                 self.fields[part.name] = await part.text()
                 self._check_fields()
-            elif self.filename is None:
-                await self._take(part.chunks(), part.filename or "upload")
+            elif part.name not in self.files:
+                await self._take(part.name, part.chunks(), part.filename or "upload")
             else:
-                raise Unusable("the form has two parts named file", hint="send one file at a time")
+                raise Unusable(
+                    f"the form has two parts named {part.name}", hint="send one file at a time"
+                )
 
     def _check_fields(self) -> None:
         size = sum(len(name) + len(str(value)) for name, value in self.fields.items())
@@ -109,43 +126,50 @@ class Reception:
                 hint="send the file in an upload, and JSON with its id, which may be longer",
             )
 
-    async def fetch(self, uri: str) -> None:
-        """Take the bytes from where the uri says instead. Raises FetchError."""
-        async with open_uri(uri, self._policy) as fetched:
+    async def fetch(self, part: str, uri: str) -> str:
+        """Take the bytes from where the uri says; the uri as it was checked. Raises FetchError."""
+        async with open_uri(uri, self._service.fetching) as fetched:
             self._check_length(fetched.size)
-            await self.take(fetched.chunks, fetched.filename)
+            await self.take(part, fetched.chunks, fetched.filename)
+            return fetched.uri
 
-    async def take(self, chunks: AsyncIterator[bytes], filename: str) -> None:
+    async def take(self, part: str, chunks: AsyncIterator[bytes], filename: str) -> None:
         """Take bytes that come from elsewhere than the request's body."""
-        await self._take(chunks, filename)
-        self._check_digest(self.fields.get("sha256"))
+        await self._take(part, chunks, filename)
+        if part == self._parts[0]:
+            self._check_digest(part, self.fields.get("sha256"))
 
-    async def _take(self, chunks: AsyncIterator[bytes], filename: str) -> None:
-        self.filename = filename
-        inspector = await self._begin(self.fields, filename)
+    async def _take(self, part: str, chunks: AsyncIterator[bytes], filename: str) -> None:
+        inspector = await self._begin(part, filename)
+        writer = self._exits.enter_context(self._service.store.create())
+        self.files[part] = Received(filename, writer)
         async for data in batched(chunks):
-            ready = await run_in_threadpool(self._store, data, inspector)
+            ready = await run_in_threadpool(self._store, writer, data, inspector)
             if ready and inspector is not None:
-                await self._turns.run(inspector.takes_long, inspector.look, self.writer)
-        if not self.writer.size:
+                await self._service.turns.run(inspector.takes_long, inspector.look, writer)
+        if not writer.size:
             raise Unusable("the file is empty", hint="it was cut off, or not found: send it again")
         if inspector is not None:
             inspector.finish()
 
-    def _store(self, data: bytes, inspector: Inspector | None) -> bool:
+    def _store(self, writer: BlobWriter, data: bytes, inspector: Inspector | None) -> bool:
         ready = inspector is not None and inspector.feed(data)
-        self._check_length(self.writer.size + len(data))
-        self.writer.write(data)
+        self._check_length(writer.size + len(data))
+        writer.write(data)
         return ready
 
-    def _check_length(self, length: int | str | None, more: int = 0) -> None:
-        if length is not None and str(length).isdecimal() and int(length) > self._max_bytes + more:
+    def _check_length(self, length: int | str | None, more: int = 0, files: int = 1) -> None:
+        limit = files * self._max_bytes + more
+        if length is not None and str(length).isdecimal() and int(length) > limit:
             raise too_large(self._max_bytes)
 
-    def _check_digest(self, expected: str | None) -> None:
-        if expected is not None and expected != self.writer.sha256():
+    def _check_digest(self, part: str, expected: str | None) -> None:
+        if expected is None or part not in self.files:
+            return
+        found = self.files[part].writer.sha256()
+        if expected != found:
             raise DigestMismatch(
-                f"the bytes that arrived have sha256 {self.writer.sha256()}, not {expected}",
+                f"the bytes that arrived have sha256 {found}, not {expected}",
                 hint="the file was changed or damaged on its way: send it again",
             )
 
@@ -208,15 +232,6 @@ def json_body(schema: type[Fields]) -> Callable[..., Awaitable[Fields]]:
         return await read_json(request, service, partial(validated, schema))
 
     return read
-
-
-def require_one_place(uri: str | None, upload: str | None) -> None:
-    """JSON says where the bytes are, in one way."""
-    if (uri is None) == (upload is None):
-        raise Unusable(
-            f"the JSON body has {'both uri and upload' if uri else 'neither uri nor upload'}",
-            hint="give a file://, https:// or s3:// uri, or a finished upload, or send the file",
-        )
 
 
 def validated(schema: type[Fields], values: dict[str, Any]) -> Fields:

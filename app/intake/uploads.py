@@ -130,7 +130,9 @@ def filename_of(upload: Upload) -> str:
     return plain_name(metadata_of(upload).get("filename", "")) or "upload"
 
 
-async def take_upload(reception: Reception, service: Service, owner: str, upload_id: str) -> None:
+async def take_upload(
+    reception: Reception, part: str, service: Service, owner: str, upload_id: str
+) -> None:
     """Receive the bytes of a finished upload. Raises NotFound, UploadUnfinished."""
 
     def open_upload() -> tuple[Upload, Sequence[UploadPart]]:
@@ -141,7 +143,7 @@ async def take_upload(reception: Reception, service: Service, owner: str, upload
     upload, parts = await run_in_threadpool(open_upload)
     try:
         pieces = iterate_in_threadpool(read_parts(service.store, parts))
-        await reception.take(pieces, filename_of(upload))
+        await reception.take(part, pieces, filename_of(upload))
     except BlobMissing:
         await run_in_threadpool(open_upload)  # deleted meanwhile: then it is not the store's fault
         raise

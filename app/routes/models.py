@@ -1,10 +1,9 @@
 """Models: one lineage of merged versions each."""
 
-from functools import partial
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request, Response
-from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 from sqlalchemy import func, select
@@ -14,16 +13,9 @@ from app.access.auth import CallerDep
 from app.errors import InvalidJson
 from app.fields import Cursor, Limit, Reference, RefFilter, check_merge
 from app.intake.checkpoints import CheckpointInspector
-from app.intake.idempotency import Created, Once, OnceDep
-from app.intake.receiving import (
-    Reception,
-    is_type,
-    json_body,
-    parse_json,
-    read_json,
-    validated,
-    wrong_values,
-)
+from app.intake.idempotency import Created, OnceDep
+from app.intake.intake import Intake, Place
+from app.intake.receiving import json_body, parse_json, validated, wrong_values
 from app.openapi import UPLOAD_PROBLEMS, body_of, model_body, problems
 from app.schemas import (
     ModelCreate,
@@ -33,9 +25,9 @@ from app.schemas import (
     ModelUpdate,
     Page,
 )
-from app.service import Service, ServiceDep
+from app.service import ServiceDep
 from app.show import model_fields, show_job, show_model, show_source
-from registry.blobs.base import BlobWriter
+from registry.blobs.base import Blob
 from registry.blobs.damage import find_holds
 from registry.errors import Unusable
 from registry.jobs.queue import lock_queue
@@ -66,25 +58,53 @@ async def create_model(request: Request, service: ServiceDep, once: OnceDep) -> 
     Initial weights may come as the part `file` of a form, with the JSON in the part `model`: they
     are the first source, folded before any other.
     """
-    request_id = request.state.request_id
-    if not is_type(request, "multipart/form-data"):
-        fields = await read_json(request, service, partial(validated, ModelCreate))
-        return await run_in_threadpool(_create, service, once, fields, request_id)
+    return await ModelIntake(request, service, once).answer()
 
-    async def begin(values: dict[str, Any], filename: str) -> CheckpointInspector:
-        """With its JSON before the file, a model that cannot be made is refused at once."""
-        if "model" in values:
-            fields = validated(ModelCreate, _described(values))
-            if once.key is None:  # with one, a taken name may be this request's own
-                await run_in_threadpool(_require_possible, service, once.owner, fields)
+
+class ModelIntake(Intake[ModelCreate]):
+    early = "model"
+    raw = False
+
+    def parse(self, values: dict[str, Any]) -> ModelCreate:
+        return validated(ModelCreate, values if self.is_json else _described(values))
+
+    async def locate(self, fields: ModelCreate) -> Mapping[str, Place]:  # noqa: ARG002
+        return {}
+
+    def check(self, session: Session, fields: ModelCreate) -> None:
+        find_named(session, Target, self.once.owner, fields.target)
+        require_free_name(session, Model, self.once.owner, fields.name)
+
+    def inspect(self, filename: str, fields: ModelCreate | None) -> CheckpointInspector:  # noqa: ARG002
         return CheckpointInspector(filename)
 
-    with service.store.create() as writer:
-        reception = Reception(service, writer, {}, begin)
-        await reception.receive(request)
-        fields = validated(ModelCreate, _described(reception.fields))
-        weights = writer if reception.filename is not None else None
-        return await run_in_threadpool(_create, service, once, fields, request_id, weights)
+    def write(self, session: Session, fields: ModelCreate, blobs: Mapping[str, Blob]) -> Created:
+        model, job = create_model_row(
+            session,
+            self.once.owner,
+            find_named(session, Target, self.once.owner, fields.target),
+            name=fields.name,
+            architecture=fields.architecture,
+            classes=fields.classes,
+            preprocessing=fields.overrides(),
+            merge=fields.parameters(),
+            keep_versions=fields.keep_versions,
+            keep_sources=fields.keep_sources,
+            queue=fields.queue,
+            request_id=self.request_id,
+        )
+        body = ModelCreated(model=show_model(model), job=show_job(job))
+        if "file" in blobs:
+            source, first, _ = offer_source(
+                session,
+                model,
+                blobs["file"],
+                name="initial",
+                classes=None,
+                request_id=self.request_id,
+            )
+            body.source = show_source(source, first)
+        return Created(body, 201, f"/models/{model.id}/info")
 
 
 def _described(form: dict[str, Any]) -> dict[str, Any]:
@@ -103,59 +123,6 @@ def _described(form: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(described, dict):
         raise InvalidJson("the part `model` is JSON, but not an object")
     return described
-
-
-def _require_possible(service: Service, owner: str, fields: ModelCreate) -> None:
-    with service.database.read() as session:
-        _check_possible(session, owner, fields)
-
-
-def _check_possible(session: Session, owner: str, fields: ModelCreate) -> None:
-    find_named(session, Target, owner, fields.target)
-    require_free_name(session, Model, owner, fields.name)
-
-
-def _create(
-    service: Service,
-    once: Once,
-    fields: ModelCreate,
-    request_id: str,
-    weights: BlobWriter | None = None,
-) -> JSONResponse:
-    content = fields.model_dump(mode="json") | {"content": weights.sha256() if weights else None}
-    with service.database.read() as session:  # what is refused, or known, leaves no blob
-        before = once.replay(session, content)
-        if before is not None:
-            return before
-        _check_possible(session, once.owner, fields)
-    with service.store.guard():
-        blob = weights.commit() if weights else None
-        with service.database.write() as session:
-
-            def act() -> Created:
-                model, job = create_model_row(
-                    session,
-                    once.owner,
-                    find_named(session, Target, once.owner, fields.target),
-                    name=fields.name,
-                    architecture=fields.architecture,
-                    classes=fields.classes,
-                    preprocessing=fields.overrides(),
-                    merge=fields.parameters(),
-                    keep_versions=fields.keep_versions,
-                    keep_sources=fields.keep_sources,
-                    queue=fields.queue,
-                    request_id=request_id,
-                )
-                body = ModelCreated(model=show_model(model), job=show_job(job))
-                if blob is not None:
-                    source, first, _ = offer_source(
-                        session, model, blob, name="initial", classes=None, request_id=request_id
-                    )
-                    body.source = show_source(source, first)
-                return Created(body, 201, f"/models/{model.id}/info")
-
-            return once.run(session, content, act)
 
 
 @router.get("/models", summary="List models, newest first", responses=problems(404))

@@ -1,5 +1,6 @@
 """Sources: the checkpoints that are folded in."""
 
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Annotated, Any
 
@@ -7,6 +8,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 from sqlalchemy import select
+from sqlalchemy.orm import Session
 
 from app.access.auth import CallerDep
 from app.fields import (
@@ -22,15 +24,16 @@ from app.fields import (
 )
 from app.intake.checkpoints import CheckpointInspector, SourceFields, find_model
 from app.intake.idempotency import Created, Once, OnceDep
-from app.intake.receiving import Reception, is_type, read_json, require_one_place, validated
-from app.intake.uploads import metadata_of, take_upload
+from app.intake.intake import FileIntake
+from app.intake.receiving import validated
+from app.intake.uploads import metadata_of
 from app.openapi import UPLOAD_PROBLEMS, problems, upload_body
 from app.schemas import Page, SourceCreated, SourceFromUpload, SourceFromUri, SourceRead
 from app.service import Service, ServiceDep
 from app.show import show_job, show_source
 from grasp_core.errors import CheckpointError
-from registry.blobs.base import BlobWriter
-from registry.errors import NotFound, Unusable
+from registry.blobs.base import Blob
+from registry.errors import NotFound
 from registry.jobs.states import JobStatus
 from registry.lookup import find, find_named, list_page
 from registry.sources import offer_source, try_source
@@ -81,140 +84,85 @@ async def create_source(
     is offered, or refused by the model that its metadata names; a dry run leaves it.
     """
     given = {"model": model, "name": name, "classes": classes, "sha256": sha256}
-    with service.store.create() as writer:
-        offer = Offer(
-            service, once, writer, {key: value for key, value in given.items() if value is not None}
-        )
-        try:
-            before = await offer.receive(request)
-            if before is not None:
-                return before
-            fields, chosen = await offer.require_fit()
-        except CheckpointError:
-            await run_in_threadpool(offer.forget_upload)
-            raise
-        return await run_in_threadpool(
-            offer.accept, fields, chosen, request.state.request_id, dry_run
-        )
+    return await SourceIntake(request, service, once, given, dry_run=dry_run).answer()
 
 
-class Offer:
-    """A source on its way in: from a request's bytes to a row, a blob and a job."""
+class SourceIntake(FileIntake[SourceFields]):
+    early = "model"
+    file_hint = "send the checkpoint in a part named file"
 
     def __init__(
-        self, service: Service, once: Once, writer: BlobWriter, fields: dict[str, Any]
+        self,
+        request: Request,
+        service: Service,
+        once: Once,
+        given: Mapping[str, str | None],
+        *,
+        dry_run: bool,
     ) -> None:
-        self.service = service
-        self.once = once
-        self.reception = Reception(service, writer, fields, self._begin)
+        super().__init__(request, service, once, given)
+        self.keeps_uploads = self._dry_run = dry_run
+        self._model: Model | None = None
         self._inspector: CheckpointInspector | None = None
 
-    async def receive(self, request: Request) -> JSONResponse | None:
-        """Take the bytes; or find the answer that was given before, to an upload that is gone."""
-        if is_type(request, "application/json"):
-            fields = await read_json(request, self.service, self._add_fields)
-            return await self._receive_from_elsewhere(fields)
-        await self.reception.receive(request)
-        if self._inspector is None:
-            raise Unusable("no file was sent", hint="send the checkpoint in a part named file")
-        return None
+    def parse(self, values: dict[str, Any]) -> SourceFields:
+        return validated(SourceFields, values)
 
-    def _add_fields(self, found: dict[str, Any]) -> SourceFields:
-        self.reception.fields.update(found)
-        return validated(SourceFields, self.reception.fields)
+    def check(self, session: Session, fields: SourceFields) -> None:
+        self._model = find_model(session, self.once.owner, fields.model)
 
-    async def _receive_from_elsewhere(self, fields: SourceFields) -> JSONResponse | None:
-        require_one_place(fields.uri, fields.upload)
-        if fields.upload is not None:
-            before = await run_in_threadpool(self._replay, fields)
-            if before is not None:
-                return before
-        await run_in_threadpool(self._find_model, fields.model)  # before anything is fetched
-        if fields.upload is not None:
-            await take_upload(self.reception, self.service, self.once.owner, fields.upload)
-        elif fields.uri is not None:
-            await self.reception.fetch(fields.uri)
-        return None
-
-    async def _begin(self, values: dict[str, Any], filename: str) -> CheckpointInspector:
+    def inspect(self, filename: str, fields: SourceFields | None) -> CheckpointInspector:
         """With the model named before the file, a checkpoint of another model ends early."""
-        fields = validated(SourceFields, values) if "model" in values else None
-        model = await run_in_threadpool(self._find_model, fields.model) if fields else None
-        self._inspector = CheckpointInspector(filename, model, fields)
+        self._inspector = CheckpointInspector(filename, self._model, fields)
         return self._inspector
 
-    def _find_model(self, reference: str) -> Model:
-        with self.service.database.read() as session:
-            return find_model(session, self.once.owner, reference)
+    async def verify(self, fields: SourceFields) -> None:
+        """Compare it unless that is done: its model came after it, or was prepared meanwhile."""
+        inspector = self._inspector
+        if inspector is not None and not inspector.has_compared(fields):
+            await super().verify(fields)
+            await self.service.turns.run(inspector.takes_long, self._compare, inspector, fields)
 
-    def _replay(self, fields: SourceFields) -> JSONResponse | None:
-        with self.service.database.read() as session:
-            return self.once.replay(session, self._content(fields))
+    def _compare(self, inspector: CheckpointInspector, fields: SourceFields) -> None:
+        assert self._model  # noqa: S101 - it was checked
+        inspector.compare(self.reception.files["file"].writer, self._model, fields)
 
-    def _content(self, fields: SourceFields) -> dict[str, Any]:
-        """What was asked: an upload by its id, which never stands for other bytes."""
-        sha256 = None if fields.upload else self.reception.writer.sha256()
-        return {**fields.model_dump(mode="json"), "content": sha256}
+    def write(self, session: Session, fields: SourceFields, blobs: Mapping[str, Blob]) -> Created:
+        assert self._model  # noqa: S101 - it was checked
+        model = find_named(session, Model, self.once.owner, self._model.id)
+        blob = blobs["file"]
+        details: dict[str, Any] = {
+            "name": (fields.name or self.reception.files["file"].filename)[:200],
+            "classes": fields.classes,
+            "request_id": self.request_id,
+        }
+        if self._dry_run:
+            job = try_source(session, model, blob, **details)
+            return Created(SourceCreated(source=None, job=show_job(job)), 202, f"/jobs/{job.id}")
+        source, job, new = offer_source(session, model, blob, **details)
+        body = SourceCreated(source=show_source(source, job), job=show_job(job))
+        return Created(body, 202 if new else 200, f"/jobs/{job.id}")
 
-    async def require_fit(self) -> tuple[SourceFields, Model]:
-        """What was asked, and of which model.
+    async def answer(self) -> JSONResponse:
+        try:
+            return await super().answer()
+        except CheckpointError:
+            await run_in_threadpool(self._forget_upload)
+            raise
 
-        Raises CheckpointMismatch, where the model came after the file, or was prepared since.
-        """
-        fields = validated(SourceFields, self.reception.fields)
-        model = await run_in_threadpool(self._find_model, fields.model)
-        inspector, writer = self._received, self.reception.writer
-        await self.service.turns.run(
-            inspector.takes_long, inspector.require_fit, writer, model, fields
-        )
-        return fields, model
-
-    def forget_upload(self) -> None:
+    def _forget_upload(self) -> None:
         """One that was sent for this model, and is no checkpoint of it, is of no more use."""
-        fields = validated(SourceFields, self.reception.fields)
-        if fields.upload is None:
+        if "file" not in self.uploads:
             return
         with suppress(NotFound), self.service.database.write() as session:
-            upload = find_upload(session, self.once.owner, fields.upload, utc_now())
+            upload = find_upload(session, self.once.owner, self.uploads["file"], utc_now())
             meant = metadata_of(upload).get("model")
-            if meant and self._find_model(meant).id == self._find_model(fields.model).id:
+            if meant and self._is_model(session, meant):
                 delete_upload(session, upload.id)
 
-    @property
-    def _received(self) -> CheckpointInspector:
-        assert self._inspector is not None  # noqa: S101 - a file was received
-        return self._inspector
-
-    def accept(
-        self, fields: SourceFields, model: Model, request_id: str, dry_run: bool
-    ) -> JSONResponse:
-        """Make the bytes safe, then the rows, in one transaction."""
-        name = fields.name or self._received.filename
-        before = self._replay(fields)  # what is refused, or known, leaves no blob
-        if before is not None:
-            return before
-        with self.service.store.guard():
-            blob = self.reception.writer.commit()
-            with self.service.database.write() as session:
-
-                def act() -> Created:
-                    current = find_named(session, Model, self.once.owner, model.id)
-                    details: dict[str, Any] = {
-                        "name": name[:200],
-                        "classes": fields.classes,
-                        "request_id": request_id,
-                    }
-                    if dry_run:
-                        job = try_source(session, current, blob, **details)
-                        body = SourceCreated(source=None, job=show_job(job))
-                        return Created(body, 202, f"/jobs/{job.id}")
-                    source, job, new = offer_source(session, current, blob, **details)
-                    if fields.upload is not None:
-                        delete_upload(session, fields.upload)
-                    body = SourceCreated(source=show_source(source, job), job=show_job(job))
-                    return Created(body, 202 if new else 200, f"/jobs/{job.id}")
-
-                return self.once.run(session, self._content(fields), act)
+    def _is_model(self, session: Session, reference: str) -> bool:
+        meant = find_named(session, Model, self.once.owner, reference)
+        return self._model is not None and self._model.id == meant.id
 
 
 @router.get("/sources", summary="List sources, newest first", responses=problems(404))

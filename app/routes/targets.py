@@ -1,13 +1,15 @@
 """Targets: labelled data of the domain we care about."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
+from sqlalchemy.orm import Session
 
 from app.access.auth import CallerDep
-from app.fetching.fetch import local_path
+from app.fetching.fetch import is_local, local_path
 from app.fields import (
     NAME_PATTERN,
     SHA256_PATTERN,
@@ -17,9 +19,9 @@ from app.fields import (
     Reference,
     Sha256,
 )
-from app.intake.idempotency import Created, Once, OnceDep
-from app.intake.receiving import Reception, is_type, read_json, require_one_place, validated
-from app.intake.uploads import take_upload
+from app.intake.idempotency import Created, OnceDep
+from app.intake.intake import FileIntake, Place
+from app.intake.receiving import validated
 from app.openapi import UPLOAD_PROBLEMS, problems, upload_body
 from app.schemas import (
     Page,
@@ -30,9 +32,9 @@ from app.schemas import (
     TargetRead,
     TargetSamples,
 )
-from app.service import Service, ServiceDep
+from app.service import ServiceDep
 from app.show import show_job, show_target
-from registry.blobs.base import Blob, BlobWriter
+from registry.blobs.base import Blob
 from registry.errors import Unusable
 from registry.jobs.states import TargetStatus
 from registry.lookup import find_named, list_page
@@ -40,7 +42,6 @@ from registry.naming import require_free_name
 from registry.tables import Target
 from registry.targets import create_target as create_target_row
 from registry.targets import delete_target as delete_target_row
-from registry.uploads import delete_upload
 
 router = APIRouter(tags=["targets"])
 
@@ -74,96 +75,41 @@ async def create_target(
     `Location`.
     """
     given = {"name": name, "sha256": sha256}
-    values = {key: value for key, value in given.items() if value is not None}
-    request_id = request.state.request_id
-    if is_type(request, "application/json"):
-
-        def add(found: dict[str, Any]) -> TargetFields:
-            values.update(found)
-            return validated(TargetFields, values)
-
-        fields = await read_json(request, service, add)
-        require_one_place(fields.uri, fields.upload)
-        if fields.uri is not None and fields.uri.startswith("file:"):
-            if fields.sha256 is not None:
-                raise Unusable("data that is used where it lies has no sha256 to be verified")
-            await run_in_threadpool(local_path, fields.uri, service.fetching)
-            return await run_in_threadpool(_register, service, once, fields, None, request_id)
-        if fields.upload is not None:  # one that is gone may have been answered before
-            before = await run_in_threadpool(_replay, service, once, fields, None)
-            if before is not None:
-                return before
-    return await _store_and_register(request, service, once, values, request_id)
+    return await TargetIntake(request, service, once, given).answer()
 
 
-async def _store_and_register(
-    request: Request, service: Service, once: Once, values: dict[str, Any], request_id: str
-) -> JSONResponse:
-    async def begin(values: dict[str, Any], _filename: str) -> None:
-        """With the name before the file, one that cannot be had is refused at once."""
-        if "name" in values:
-            fields = validated(TargetFields, values)
-            if once.key is None:  # with one, a taken name may be this request's own
-                await run_in_threadpool(_require_free, service, once.owner, fields.name)
+class TargetIntake(FileIntake[TargetFields]):
+    early = "name"
+    file_hint = "send the archive in a part named file"
 
-    with service.store.create() as writer:
-        reception = Reception(service, writer, values, begin)
-        if values.get("uri") is not None:
-            await reception.fetch(values["uri"])
-        elif values.get("upload") is not None:
-            await take_upload(reception, service, once.owner, values["upload"])
-        else:
-            await reception.receive(request)
-        if reception.filename is None:
-            raise Unusable("no file was sent", hint="send the archive in a part named file")
-        fields = validated(TargetFields, reception.fields)
-        return await run_in_threadpool(_register, service, once, fields, writer, request_id)
+    def parse(self, values: dict[str, Any]) -> TargetFields:
+        return validated(TargetFields, values)
 
+    async def locate(self, fields: TargetFields) -> Mapping[str, Place]:
+        """Local data is used where it lies: at the place that is checked here."""
+        places = await super().locate(fields)
+        if fields.uri is None or not is_local(fields.uri):
+            return places
+        if fields.sha256 is not None:
+            raise Unusable("data that is used where it lies has no sha256 to be verified")
+        path = await run_in_threadpool(local_path, fields.uri, self.service.fetching)
+        self.uris["file"] = path.as_uri()
+        return {}
 
-def _require_free(service: Service, owner: str, name: str) -> None:
-    with service.database.read() as session:
-        require_free_name(session, Target, owner, name)
+    def check(self, session: Session, fields: TargetFields) -> None:
+        require_free_name(session, Target, self.once.owner, fields.name)
 
-
-def _content(fields: TargetFields, writer: BlobWriter | None) -> dict[str, Any]:
-    """What was asked: an upload by its id, which never stands for other bytes."""
-    sha256 = writer.sha256() if writer and fields.upload is None else None
-    return fields.model_dump() | {"content": sha256}
-
-
-def _replay(
-    service: Service, once: Once, fields: TargetFields, writer: BlobWriter | None
-) -> JSONResponse | None:
-    with service.database.read() as session:
-        return once.replay(session, _content(fields, writer))
-
-
-def _register(
-    service: Service, once: Once, fields: TargetFields, writer: BlobWriter | None, request_id: str
-) -> JSONResponse:
-    before = _replay(service, once, fields, writer)  # what is refused, or known, leaves no blob
-    if before is not None:
-        return before
-    _require_free(service, once.owner, fields.name)
-    with service.store.guard():
-        blob: Blob | None = writer.commit() if writer else None
-        with service.database.write() as session:
-
-            def act() -> Created:
-                target, job = create_target_row(
-                    session,
-                    once.owner,
-                    fields.name,
-                    uri=fields.uri,
-                    blob=blob,
-                    request_id=request_id,
-                )
-                if fields.upload is not None:
-                    delete_upload(session, fields.upload)
-                body = TargetCreated(target=show_target(target), job=show_job(job))
-                return Created(body, 202, f"/jobs/{job.id}")
-
-            return once.run(session, _content(fields, writer), act)
+    def write(self, session: Session, fields: TargetFields, blobs: Mapping[str, Blob]) -> Created:
+        target, job = create_target_row(
+            session,
+            self.once.owner,
+            fields.name,
+            uri=self.uris.get("file"),
+            blob=blobs.get("file"),
+            request_id=self.request_id,
+        )
+        body = TargetCreated(target=show_target(target), job=show_job(job))
+        return Created(body, 202, f"/jobs/{job.id}")
 
 
 @router.get("/targets", summary="List targets, newest first", responses=problems())

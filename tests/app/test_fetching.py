@@ -223,6 +223,47 @@ def test_a_link_put_in_place_after_the_check_is_not_followed(
     assert refusal(f"file://{root}/file.bin", local).code == "uri_unreachable"
 
 
+def test_a_folder_changed_for_a_link_after_the_check_is_not_followed(
+    root: Path, local: FetchPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (root / "inner" / "deep").mkdir(parents=True)
+    (root / "inner" / "deep" / "secret.bin").write_bytes(b"public")
+    elsewhere = root.parent / "elsewhere"
+    (elsewhere / "deep").mkdir(parents=True)
+    (elsewhere / "deep" / "secret.bin").write_bytes(b"secret")
+    uri = f"file://{root}/inner/deep/secret.bin"
+    assert fetch(uri, local)[2] == b"public"
+
+    def late(uri: str, policy: FetchPolicy) -> Path:
+        path = local_path(uri, policy)
+        (root / "inner").rename(root / "before")
+        (root / "inner").symlink_to(elsewhere)
+        return path
+
+    monkeypatch.setattr(fetching, "local_path", late)
+
+    assert refusal(uri, local).code == "uri_unreachable"
+
+
+def test_a_folder_on_the_way_need_not_be_readable(root: Path, local: FetchPolicy) -> None:
+    (root / "shut").mkdir()
+    (root / "shut" / "file.bin").write_bytes(CONTENT)
+    (root / "shut").chmod(0o100)
+
+    assert fetch(f"file://{root}/shut/file.bin", local)[2] == CONTENT
+
+
+def test_the_address_is_told_as_it_was_checked(root: Path, local: FetchPolicy) -> None:
+    (root / "link").symlink_to(root / "naïve #1.bin")
+
+    async def address(uri: str) -> str:
+        async with open_uri(uri, local) as fetched:
+            return fetched.uri
+
+    for uri in (f"file:{root}/link", f"FILE://{root}/folder/../naïve%20%231.bin"):
+        assert asyncio.run(address(uri)) == (root / "naïve #1.bin").as_uri()
+
+
 def test_the_file_is_closed_whatever_happens(root: Path, local: FetchPolicy) -> None:
     async def stop_early() -> None:
         async with open_uri(f"file://{root}/file.bin", local) as fetched:

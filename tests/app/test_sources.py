@@ -4,6 +4,7 @@ import base64
 import errno
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 from safetensors.numpy import load, save
 
+import app.intake.checkpoints
+import app.routes.sources
 from registry.blobs.base import StorageFull
 from registry.blobs.local import LocalBlobWriter
 from tests.app.world import World, checkpoint, sha256
@@ -52,6 +55,64 @@ def test_a_fetched_file_is_verified_too(make_world: Callable[..., World], tmp_pa
     right = world.client.post("/sources", json={**body, "sha256": sha256(checkpoint())})
     assert (wrong.status_code, wrong.json()["code"]) == (422, "digest_mismatch")
     assert (unknown.status_code, right.status_code) == (404, 202)
+
+
+@pytest.mark.parametrize("way", ["form", "raw", "uri", "upload"])
+def test_a_source_is_validated_and_compared_once(
+    make_world: Callable[..., World], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    (tmp_path / "a.safetensors").write_bytes(checkpoint())
+    world = make_world(data_roots=(tmp_path,))
+    world.ready_model()
+    uploaded = world.client.post(
+        "/uploads",
+        content=checkpoint(),
+        headers={
+            "Tus-Resumable": "1.0.0",
+            "Upload-Length": str(len(checkpoint())),
+            "Content-Type": "application/offset+octet-stream",
+        },
+    ).json()["id"]
+    calls: Counter[str] = Counter()
+
+    def counted(module: Any, name: str) -> None:
+        real = getattr(module, name)
+
+        def call(*args: Any) -> Any:
+            calls[name] += 1
+            return real(*args)
+
+        monkeypatch.setattr(module, name, call)
+
+    counted(app.routes.sources, "validated")
+    counted(app.routes.sources, "find_model")
+    counted(app.intake.checkpoints, "check_fit")
+    if way == "form":
+        answer = world.post_source()
+    elif way == "raw":
+        answer = world.post_raw(checkpoint())
+    else:
+        place = uploaded if way == "upload" else (tmp_path / "a.safetensors").as_uri()
+        answer = world.client.post("/sources", json={"model": "merged", way: place})
+
+    assert answer.status_code == 202, answer.text
+    assert calls == {"validated": 1, "find_model": 1, "check_fit": 1}
+
+
+def test_a_model_prepared_while_the_file_came_is_compared_then(world: World) -> None:
+    world.ready_target()
+    world.post_model()
+    wrong = checkpoint(head__bias=(3,))
+
+    def slowly() -> Iterator[bytes]:
+        yield wrong[:-1]
+        world.prepare()
+        yield wrong[-1:]
+
+    files = world.files()
+    answer = world.post_raw(slowly())
+    assert (answer.status_code, answer.json()["code"]) == (422, "checkpoint_mismatch")
+    assert world.files() == files
 
 
 def test_the_name_is_the_files_without_folders(world: World) -> None:

@@ -51,6 +51,33 @@ def test_a_folder_below_a_data_root_is_used_where_it_lies(
     assert world.files() == set()
 
 
+def test_local_data_is_stored_as_the_place_that_was_checked(
+    make_world: Callable[..., World], tmp_path: Path
+) -> None:
+    folder = tmp_path / "data" / "faces of 1990"
+    folder.mkdir(parents=True)
+    link = tmp_path / "data" / "newest"
+    link.symlink_to(folder)
+    world = make_world(data_roots=(tmp_path / "data",))
+    ways = (f"file://{link}", f"FILE://{link}", f"file:{folder.parent}/x/../newest")
+
+    for number, uri in enumerate(ways):
+        body = {"name": f"faces-{number}", "uri": uri}
+        first, again = (
+            world.client.post("/targets", json=body, headers={"Idempotency-Key": uri})
+            for _ in range(2)
+        )
+        assert first.status_code == 202, first.text
+        assert first.json()["target"]["uri"] == folder.as_uri()
+        assert again.json() == first.json()
+    assert world.files() == set()
+
+    link.unlink()
+    link.symlink_to(tmp_path)
+    refused = world.client.post("/targets", json={"name": "later", "uri": ways[0]})
+    assert (refused.status_code, refused.json()["code"]) == (422, "uri_not_allowed")
+
+
 def test_a_file_by_https_must_come_from_a_listed_host(world: World) -> None:
     with world.nothing_left():
         answer = world.client.post(
