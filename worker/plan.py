@@ -1,19 +1,19 @@
 """From a leased job to the operation that a child runs, and from its result to what is recorded."""
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, assert_never
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
+from urllib.parse import unquote_to_bytes, urlsplit
 
 from sqlalchemy.orm import Session
 
 from grasp_core.config import FoldConfig, PreprocessingOverrides
-from grasp_core.errors import GraspError
+from grasp_core.errors import GraspError, TargetError
 from grasp_core.operations import (
     Folded,
     FoldSource,
@@ -64,7 +64,7 @@ def plan(session: Session, lease: Lease, settings: Settings) -> Plan:
     target = session.get_one(Target, job.target_id)
     cache = settings.cache_folder.absolute()
     if job.kind == "validate":
-        return _on_target(target, partial(ValidateTarget, cache_dir=cache))
+        return _on_target(target, settings, partial(ValidateTarget, cache_dir=cache))
     summary = _summary(target)
     model = session.get_one(Model, job.model_id)
     if job.kind == "prepare":
@@ -77,7 +77,7 @@ def plan(session: Session, lease: Lease, settings: Settings) -> Plan:
             target_classes=tuple(summary["classes"]),
             cache_dir=cache,
         )
-        return _on_target(target, prepare)
+        return _on_target(target, settings, prepare)
     _require_prepared(model)
     source, classes = _candidate(session, job)
     merged = _newest(session, model)
@@ -96,7 +96,9 @@ def plan(session: Session, lease: Lease, settings: Settings) -> Plan:
         output=folder / OUTPUT,
         dry_run=job.kind == "dry_run",
     )
-    return _on_target(target, fold, **({"merged": merged} if merged else {}), source=source)
+    return _on_target(
+        target, settings, fold, **({"merged": merged} if merged else {}), source=source
+    )
 
 
 def record(
@@ -162,12 +164,30 @@ def _leased_folder(settings: Settings, lease: Lease) -> Path:
     return own
 
 
-def _on_target(target: Target, operation: Callable[..., Operation], **inputs: Input) -> Plan:
+def _on_target(
+    target: Target, settings: Settings, operation: Callable[..., Operation], **inputs: Input
+) -> Plan:
     """With the target first, and what the whole queue needs before what one job does."""
     if target.sha256 is None:
-        folder = Path(url2pathname(urlsplit(target.uri or "").path))
-        return Plan(partial(operation, target_path=folder), inputs)
+        path = local_data(target.uri or "", settings.data_roots)
+        return Plan(partial(operation, target_path=path), inputs)
     return Plan(operation, {"target_path": target_input(target), **inputs})
+
+
+def local_data(uri: str, roots: Iterable[Path]) -> Path:
+    """Where the data of a target lies, without symbolic links.
+
+    Raises TargetError where a link was put on the way since the API looked, and leads out of the
+    data roots.
+    """
+    path = Path(os.fsdecode(unquote_to_bytes(urlsplit(uri).path)))
+    found = path.resolve()
+    if found != path and not any(found.is_relative_to(root.resolve()) for root in roots):
+        raise TargetError(
+            f"{path} leads to another place than when it was registered, outside of the data roots",
+            hint="put the data back, or name its folder in GRASP_DATA_ROOTS of the worker, too",
+        )
+    return found
 
 
 def _summary(target: Target) -> dict[str, Any]:
