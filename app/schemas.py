@@ -200,7 +200,7 @@ class ModelRead(Out):
     error: JobError | None
     held: JobError | None = Field(
         None,
-        description="What its jobs wait for: its newest version or its target cannot be read.",
+        description="What its jobs wait for: its newest version, its base or its target.",
     )
     job: str = Field(description="The job that prepares it.")
     created_at: datetime

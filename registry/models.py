@@ -7,6 +7,8 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from grasp_core.config import PRESETS, FoldConfig, ModelSpec, PreprocessingOverrides
+from registry.blobs.base import Blob
+from registry.blobs.damage import forget_problems
 from registry.ids import new_id
 from registry.jobs.queue import Lease, close, drop_queue, enqueue, lock_queue, open_queue
 from registry.jobs.transitions import change
@@ -27,6 +29,7 @@ def create_model(
     keep_versions: int | None,
     keep_sources: bool,
     queue: DeviceClass | None = None,
+    base: Blob | None = None,
     request_id: str | None = None,
 ) -> tuple[Model, Job]:
     """A model and the job that prepares it: seq 0 of its queue.
@@ -34,6 +37,7 @@ def create_model(
     Raises NameTaken, and NotFound if the target was deleted meanwhile.
     """
     lock_queue(session, target.id)
+    forget_problems(session, [base.sha256] if base else [])
     model_id = new_id("mdl")
     job = Job(
         id=new_id("job"),
@@ -57,6 +61,8 @@ def create_model(
         keep_versions=keep_versions,
         keep_sources=keep_sources,
         queue=queue,
+        base_sha256=base.sha256 if base else None,
+        base_size=base.size if base else None,
         job_id=job.id,
     )
     add_named(session, model)

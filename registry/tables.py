@@ -120,7 +120,10 @@ class Model(Base):
     """A lineage of versions: one architecture, one target, one set of merge parameters."""
 
     __tablename__ = "models"
-    __table_args__ = (UniqueConstraint("owner", "name"),)
+    __table_args__ = (
+        UniqueConstraint("owner", "name"),
+        Index("ix_models_base", "base_sha256", "base_size"),  # who needs it; what /metrics sums up
+    )
 
     id: Mapped[str] = mapped_column(ID, primary_key=True)
     owner: Mapped[str] = mapped_column(NAME)
@@ -136,6 +139,8 @@ class Model(Base):
     queue: Mapped[DeviceClass | None]  # what kind of worker folds; None: any
     keep_versions: Mapped[int | None]  # None: all
     keep_sources: Mapped[bool] = mapped_column(default=False)
+    base_sha256: Mapped[str | None] = mapped_column(SHA256)  # what its sources were trained from
+    base_size: Mapped[int | None] = mapped_column(BigInteger)
     error: Mapped[Json | None]
     job_id: Mapped[str] = mapped_column(ID)  # the one that prepares it
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
@@ -168,6 +173,7 @@ class Version(Base):
     __tablename__ = "versions"
     __table_args__ = (
         Index("ix_versions_kept", "pruned_at", "rollback_of", "size"),  # what /metrics sums up
+        Index("ix_versions_state", "state_sha256", "pruned_at", "rollback_of", "state_size"),
     )
 
     model_id: Mapped[str] = mapped_column(
@@ -177,6 +183,8 @@ class Version(Base):
     owner: Mapped[str] = mapped_column(NAME)
     sha256: Mapped[str] = mapped_column(SHA256, index=True)
     size: Mapped[int] = mapped_column(BigInteger)
+    state_sha256: Mapped[str | None] = mapped_column(SHA256)  # what its method remembers
+    state_size: Mapped[int | None] = mapped_column(BigInteger)
     parent: Mapped[int | None]
     source_id: Mapped[str | None] = mapped_column(ID)
     rollback_of: Mapped[int | None]  # the version that this one equals

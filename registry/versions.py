@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import and_, select
+from sqlalchemy import and_, exists, select
 from sqlalchemy.orm import Session
 
 from registry.blobs.base import Blob
@@ -24,6 +24,7 @@ class FoldResult:
     metrics: dict[str, Any]
     blob: Blob | None  # None: rejected
     reason: str | None = None
+    state: Blob | None = None  # what the method remembers
 
 
 def publish(session: Session, lease: Lease, result: FoldResult, now: datetime) -> int:
@@ -32,7 +33,8 @@ def publish(session: Session, lease: Lease, result: FoldResult, now: datetime) -
     job = session.get_one(Job, lease.job_id)
     model = session.get_one(Model, lease.queue_id)
     assert result.blob is not None  # noqa: S101 - only accepted folds are published
-    forget_problems(session, [result.blob.sha256])
+    state = result.state
+    forget_problems(session, [result.blob.sha256, *([state.sha256] if state else [])])
     number = _advance(session, model, result.base)
     session.add(
         Version(
@@ -41,6 +43,8 @@ def publish(session: Session, lease: Lease, result: FoldResult, now: datetime) -
             owner=model.owner,
             sha256=result.blob.sha256,
             size=result.blob.size,
+            state_sha256=state.sha256 if state else None,
+            state_size=state.size if state else None,
             parent=result.base,
             source_id=job.source_id,
             job_id=job.id,
@@ -94,6 +98,8 @@ def rollback(session: Session, model: Model, number: int, now: datetime) -> Vers
         owner=model.owner,
         sha256=older.sha256,
         size=older.size,
+        state_sha256=older.state_sha256,
+        state_size=older.state_size,
         parent=model.version,
         source_id=older.source_id,
         rollback_of=number,
@@ -125,20 +131,22 @@ def find_version(session: Session, model: Model, number: int | None = None) -> V
 
 
 def prune(session: Session, model: Model, now: datetime) -> None:
-    """Let go of the weights of all but the model's last versions, and of what these equal."""
+    """Let go of the bytes of all but the model's last versions, and of what these equal."""
     if model.keep_versions is None:
         return
     session.flush()
     kept = (
-        select(Version.sha256)
+        select(Version.sha256, Version.state_sha256)
         .where(Version.model_id == model.id)
         .order_by(Version.number.desc())
         .limit(model.keep_versions)
+        .subquery()
     )
-    weights = session.scalars(kept).all()
-    old = and_(
-        Version.model_id == model.id, Version.pruned_at.is_(None), Version.sha256.not_in(weights)
+    equals_one = exists().where(
+        kept.c.sha256 == Version.sha256,
+        kept.c.state_sha256.is_not_distinct_from(Version.state_sha256),
     )
+    old = and_(Version.model_id == model.id, Version.pruned_at.is_(None), ~equals_one)
     change(session, Version, old, {"pruned_at": now})
 
 

@@ -1,9 +1,9 @@
 """Blobs that cannot be relied on: noticed by whoever reads them, known until they are mended.
 
 What one job alone needs, its source, fails that job. What all jobs of a model need, its newest
-version and its target, makes them wait: `claim` passes their queue by, and after a while, twice as
-long each time, lets one of them look again. A problem is over when the blob is found sound, when
-its bytes are stored anew, or when nothing needs them any more.
+version with its state, its base and its target, makes them wait: `claim` passes their queue by, and
+after a while, twice as long each time, lets one of them look again. A problem is over when the blob
+is found sound, when its bytes are stored anew, or when nothing needs them any more.
 """
 
 from collections.abc import Iterable, Sequence
@@ -69,6 +69,37 @@ def version_input(model: Model, version: Version) -> Input:
         "restore it from a backup, or roll the model back to a version that is sound",
         shared=True,
     )
+
+
+def state_input(model: Model, version: Version) -> Input:
+    return Input(
+        version.state_sha256 or "",
+        f"the state of version {version.number} of model {model.name!r}",
+        "restore it from a backup, or roll the model back to a version whose state is sound",
+        shared=True,
+    )
+
+
+def base_input(model: Model) -> Input:
+    return Input(
+        model.base_sha256 or "",
+        f"the base of model {model.name!r}",
+        "restore it from a backup, or make another model with the same base, which stores it anew",
+        shared=True,
+    )
+
+
+def version_inputs(session: Session, model: Model) -> dict[str, Input]:
+    """What the newest version consists of: `merged`, and the `state` of its method."""
+    if model.version is None:
+        return {}
+    newest = session.get_one(Version, (model.id, model.version))
+    state = {"state": state_input(model, newest)} if newest.state_sha256 else {}
+    return {"merged": version_input(model, newest), **state}
+
+
+def base_inputs(model: Model) -> dict[str, Input]:
+    return {"base": base_input(model)} if model.base_sha256 else {}
 
 
 def target_input(target: Target) -> Input:
@@ -154,8 +185,5 @@ def find_holds(session: Session, models: Sequence[Model]) -> dict[str, Failure]:
 def _shared_inputs(session: Session, model: Model) -> list[Input]:
     """What every job of a model reads."""
     target = session.get_one(Target, model.target_id)
-    inputs = [target_input(target)] if target.sha256 else []
-    if model.version is not None:
-        newest = session.get_one(Version, (model.id, model.version))
-        inputs.append(version_input(model, newest))
-    return inputs
+    own = {**base_inputs(model), **version_inputs(session, model)}
+    return [*([target_input(target)] if target.sha256 else []), *own.values()]

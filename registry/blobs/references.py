@@ -43,6 +43,23 @@ REFERENCES = (
         own=Version.rollback_of.is_(None),
     ),
     Reference(
+        kind="states",
+        sha256=Version.state_sha256,
+        size=Version.state_size,
+        holds=Version.state_sha256.is_not(None) & Version.pruned_at.is_(None),
+        words="state of version {} of {}",
+        names=(Version.number, MODEL_NAME),
+        own=Version.rollback_of.is_(None),
+    ),
+    Reference(
+        kind="bases",
+        sha256=Model.base_sha256,
+        size=Model.base_size,
+        holds=Model.base_sha256.is_not(None),
+        words="base of {}",
+        names=(Model.name,),
+    ),
+    Reference(
         kind="sources",
         sha256=Source.sha256,
         size=Source.size,
@@ -77,7 +94,7 @@ def references() -> Subquery:
 
 
 def is_referenced(session: Session, sha256: str) -> bool:
-    """Whether a target, a version, an unfolded source, a dry run or an upload needs these bytes."""
+    """Whether a target, a version, a model, an unfolded source, a dry run or an upload needs it."""
     needed = references()
     found = select(needed).where(needed.c.sha256 == sha256).limit(1)
     return session.execute(found).first() is not None

@@ -335,12 +335,17 @@ def _is_free(now: datetime) -> ColumnElement[bool]:
 
 
 def _is_held(now: datetime) -> ColumnElement[bool]:
-    """Whether a model's newest version or a target is bad, and not worth another look yet."""
+    """Whether a blob that all jobs of a queue need is bad, and not worth another look yet."""
     bad_version = exists().where(
         Model.id == Queue.id,
         Version.model_id == Model.id,
         Version.number == Model.version,
-        BlobProblem.sha256 == Version.sha256,
+        BlobProblem.sha256.in_((Version.sha256, Version.state_sha256)),
+        BlobProblem.look_at > now,
+    )
+    bad_base = exists().where(
+        Model.id == Queue.id,
+        BlobProblem.sha256 == Model.base_sha256,
         BlobProblem.look_at > now,
     )
     bad_target = exists().where(
@@ -348,7 +353,7 @@ def _is_held(now: datetime) -> ColumnElement[bool]:
         BlobProblem.sha256 == Target.sha256,
         BlobProblem.look_at > now,
     )
-    return or_(bad_version, bad_target)
+    return or_(bad_version, bad_base, bad_target)
 
 
 def _take(

@@ -34,10 +34,13 @@ def blob(content: str) -> Blob:
     return Blob(hashlib.sha256(content.encode()).hexdigest(), len(content))
 
 
-def result(base: int | None, weights: str | None, reason: str | None = None) -> FoldResult:
+def result(
+    base: int | None, weights: str | None, reason: str | None = None, state: str | None = None
+) -> FoldResult:
     """What a fold into version `base` leaves; without weights it was rejected."""
     made = None if weights is None else blob(weights)
-    return FoldResult(base, '{"schema": 1}', {"accuracy": 0.5}, made, reason)
+    remembered = None if state is None else blob(state)
+    return FoldResult(base, '{"schema": 1}', {"accuracy": 0.5}, made, reason, remembered)
 
 
 @dataclass
@@ -111,9 +114,12 @@ class World:
         self.lease_of(job)
         self.later(LEASE_SECONDS)
 
-    def publish(self, lease: Lease, base: int | None, weights: str) -> int:
+    def publish(
+        self, lease: Lease, base: int | None, weights: str, state: str | None = None
+    ) -> int:
+        made = result(base, weights, state=state)
         with self.database.write() as session:
-            return versions.publish(session, lease, result(base, weights), self.now)
+            return versions.publish(session, lease, made, self.now)
 
     def reject(self, lease: Lease, base: int | None = None) -> None:
         with self.database.write() as session:
@@ -123,12 +129,19 @@ class World:
         with self.database.write() as session:
             return versions.rollback(session, session.get_one(Model, model.id), number, self.now)
 
-    def fold(self, model: Model, content: str, weights: str | None = None) -> int:
+    def fold(
+        self,
+        model: Model,
+        content: str,
+        weights: str | None = None,
+        state: str | None = None,
+    ) -> int:
         """Offer a source and publish its fold."""
         _, job, new = self.offer(model, content)
         assert new
         base = self.get(Model, model.id).version
-        return self.publish(self.lease_of(job), base, weights or f"merged with {content}")
+        made = weights or f"merged with {content}"
+        return self.publish(self.lease_of(job), base, made, state)
 
     def fail(self, lease: Lease, failure: Failure) -> str:
         with self.database.write() as session:

@@ -6,7 +6,8 @@ from registry import targets
 from registry.blobs import collection
 from registry.blobs.local import LocalBlobStore
 from registry.blobs.references import is_referenced
-from registry.tables import Source
+from registry.models import delete_model
+from registry.tables import Model, Source
 from tests.registry.conftest import World, blob
 
 
@@ -34,6 +35,29 @@ def test_versions_are_kept_until_they_are_pruned(world: World) -> None:
     world.fold(model, "b", "second")
 
     assert (needed(world, "first"), needed(world, "second")) == (False, True)
+
+
+def test_states_are_kept_until_their_versions_are_pruned(world: World) -> None:
+    model = world.ready_model(keep_versions=1)
+    world.fold(model, "a", state="first")
+    assert needed(world, "first")
+
+    world.fold(model, "b", state="second")
+
+    assert (needed(world, "first"), needed(world, "second")) == (False, True)
+
+
+def test_a_base_is_kept_while_its_model_lives(world: World) -> None:
+    target = world.ready_target()
+    one = world.ready_model("one", target=target, base=blob("ancestor"))
+    two = world.ready_model("two", target=target, base=blob("ancestor"))
+    world.fold(one, "ancestor")  # the same bytes as a source, which are not needed as such
+
+    for model, still in ((one, True), (two, False)):
+        assert needed(world, "ancestor")
+        with world.database.write() as session:
+            delete_model(session, session.get_one(Model, model.id))
+        assert needed(world, "ancestor") is still
 
 
 def test_bytes_that_two_need_are_kept_while_one_does(world: World) -> None:

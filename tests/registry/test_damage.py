@@ -19,7 +19,7 @@ from registry.blobs.damage import (
 )
 from registry.blobs.local import LocalBlobStore
 from registry.blobs.scrub import scrub
-from registry.tables import BlobProblem, ProblemKind
+from registry.tables import BlobProblem, Model, ProblemKind
 from registry.targets import create_target
 from tests.registry.conftest import START, World, blob
 
@@ -67,6 +67,36 @@ def test_jobs_of_a_model_whose_newest_version_is_bad_wait_and_others_run(world: 
     world.rollback(held, 1)  # not to be recommended, but another version
     forget(world, "old weights")
     world.lease_of(waiting)
+
+
+def test_jobs_of_a_model_whose_state_or_base_is_bad_wait_and_say_why(world: World) -> None:
+    model = world.ready_model(base=blob("ancestor"))
+    world.fold(model, "a", state="old state")
+    world.fold(model, "b", state="state")
+    note(world, "old state")  # which nobody goes on from
+    _, waiting, _ = world.offer(model, "c")
+
+    for content, words in (
+        ("state", "the state of version 2 of model 'merged' is damaged"),
+        ("ancestor", "the base of model 'merged' is damaged"),
+    ):
+        note(world, content)
+        assert world.claim() is None
+        with world.database.read() as session:
+            [hold] = find_holds(session, [world.get(Model, model.id)]).values()
+        assert hold.message.startswith(words)
+        forget(world, content)
+
+    world.lease_of(waiting)
+
+
+def test_a_model_with_a_bad_base_is_not_prepared(world: World) -> None:
+    target = world.ready_target()
+    _, preparation = world.add_model(target, base=blob("ancestor"))
+    note(world, "ancestor")
+    assert world.claim() is None
+    forget(world, "ancestor")
+    world.lease_of(preparation)
 
 
 def test_all_queues_that_need_a_bad_archive_wait(world: World) -> None:
@@ -125,16 +155,17 @@ def test_many_may_notice_at_once(world: World) -> None:
 
 def test_bytes_that_are_stored_anew_are_sound(world: World) -> None:
     model = world.ready_model(keep_sources=True)
-    contents = ["source", "tried", "archive", "weights"]
+    contents = ["source", "tried", "archive", "weights", "state", "ancestor"]
     for content in contents:
         note(world, content)
 
-    world.fold(model, "source", "weights")
+    world.fold(model, "source", "weights", "state")
     world.try_out(model, "tried")
     with world.database.write() as session:
-        create_target(session, "ann", "archive", blob=blob("archive"))
+        target, _ = create_target(session, "ann", "archive", blob=blob("archive"))
+    world.add_model(target, "other", base=blob("ancestor"))
 
-    assert known(world, *contents) == [None] * 4
+    assert known(world, *contents) == [None] * 6
 
 
 def test_what_nothing_needs_is_no_problem(world: World) -> None:

@@ -9,7 +9,7 @@ from registry import figures
 from registry.blobs.references import sum_bytes
 from registry.jobs.queue import cancel
 from registry.tables import Job, Model, Target, Upload, UploadPart, Version
-from tests.registry.conftest import START, World
+from tests.registry.conftest import START, World, blob
 
 
 def aged(world: World, job: Job, seconds: float) -> None:
@@ -61,9 +61,10 @@ def test_an_empty_registry_has_nothing(world: World) -> None:
 
 
 def test_bytes_are_those_that_something_still_needs(world: World) -> None:
-    model = world.ready_model(keep_versions=2)
+    model = world.ready_model(keep_versions=2, base=blob("of eleven.."))
     for content in ("a", "bb", "ccc"):
-        world.fold(model, content, weights=10 * content)  # 10, 20 and 30 bytes; the first is pruned
+        # Of 10, 20 and 30 bytes, with states of 100, 200 and 300; the first is pruned.
+        world.fold(model, content, weights=10 * content, state=100 * content)
     world.offer(model, "dddd")
     world.try_out(model, "fffffff")
     ended = world.offer(model, "eeeee")[1]
@@ -80,6 +81,8 @@ def test_bytes_are_those_that_something_still_needs(world: World) -> None:
 
     assert found == {
         "versions": 20 + 30,
+        "states": 200 + 300,
+        "bases": 11,
         "sources": 4 + 5,
         "candidates": 7,
         "targets": 70,
@@ -89,11 +92,12 @@ def test_bytes_are_those_that_something_still_needs(world: World) -> None:
 
 def test_a_version_gone_back_to_has_no_bytes_of_its_own(world: World) -> None:
     model = world.ready_model()
-    world.fold(model, "a", weights="1234567")
+    world.fold(model, "a", weights="1234567", state="1234")
     world.fold(model, "b", weights="12")
     world.rollback(model, 1)
 
     with world.database.read() as session:
         assert sum_bytes(session)["versions"] == 7 + 2
+        assert sum_bytes(session)["states"] == 4
         assert figures.count_rows(session, Version) == 3
         assert figures.count_rows(session, Model) == 1

@@ -90,8 +90,8 @@ def test_lost_and_added_bytes_are_found(store: LocalBlobStore, world: World) -> 
 
 def test_every_use_of_a_blob_is_known(store: LocalBlobStore, world: World) -> None:
     """Which are missing here, because this world's rows come without blobs."""
-    model = world.ready_model("faces", keep_sources=True)
-    world.fold(model, "one", weights="first")
+    model = world.ready_model("faces", keep_sources=True, base=blob("six"))
+    world.fold(model, "one", weights="first", state="seven")
     source, _, _ = world.offer(model, "two")
     trial = world.try_out(model, "three")
     with world.database.write() as session:
@@ -108,9 +108,11 @@ def test_every_use_of_a_blob_is_known(store: LocalBlobStore, world: World) -> No
         blob("three").sha256: ("missing", [f"job {trial.id}"]),
         blob("four").sha256: ("missing", [f"upload {upload.id}"]),
         blob("five").sha256: ("missing", [f"target {archive.name}"]),
+        blob("six").sha256: ("missing", ["base of faces"]),
+        blob("seven").sha256: ("missing", ["state of version 1 of faces"]),
     }
-    assert sorted(r.number for r in reports.values()) == [1, 2, 3, 4, 5, 6]
-    assert {r.total for r in reports.values()} == {6}
+    assert sorted(r.number for r in reports.values()) == list(range(1, 9))
+    assert {r.total for r in reports.values()} == {8}
 
 
 def _source(world: World, content: str) -> str:

@@ -42,6 +42,19 @@ def test_a_published_fold_is_the_newest_version(world: World) -> None:
     assert world.queue(model.id).holder is None
 
 
+def test_a_state_is_published_and_gone_back_to_with_its_version(world: World) -> None:
+    model = world.ready_model()
+    world.fold(model, "a", state="after a")
+    world.fold(model, "b", state="after b")
+    world.fold(model, "c")  # by a method that remembers nothing
+
+    world.rollback(model, 2)
+
+    found = [(v.state_sha256, v.state_size) for v in lineage(world, model)]
+    first, second = blob("after a"), blob("after b")
+    assert found == [tuple(first), tuple(second), (None, None), tuple(second)]
+
+
 def test_a_fold_into_a_version_that_is_no_longer_the_newest_is_stale(world: World) -> None:
     model = world.ready_model()
     world.fold(model, "a")
@@ -196,6 +209,14 @@ def test_weights_that_a_kept_version_equals_are_kept(world: World) -> None:
     assert with_weights(world, model) == [1, 3, 4]
     world.fold(model, "d")
     assert with_weights(world, model) == [4, 5]
+
+
+def test_equal_weights_with_another_state_are_another_version(world: World) -> None:
+    model = world.ready_model(keep_versions=1)
+    for number in range(3):
+        world.fold(model, f"source {number}", "always the same", state=f"after {number}")
+
+    assert with_weights(world, model) == [3]
 
 
 def test_models_do_not_prune_each_other(world: World) -> None:
