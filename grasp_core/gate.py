@@ -67,6 +67,14 @@ def find_bad_tensors(
     return None
 
 
+def find_infinite(tensors: Mapping[str, Tensor]) -> str | None:
+    """The names of those with a value that is no number, or too large for one."""
+    found = [
+        name for name, tensor in tensors.items() if not math.isfinite(root_mean_square(tensor))
+    ]
+    return _some(found) if found else None
+
+
 def judge(before: Predictions | None, after: Predictions, config: GateConfig) -> Verdict:
     """Whether a folded model may follow the one before it, on the validation split.
 

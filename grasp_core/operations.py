@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from pydantic import ValidationError
 
 from grasp_core.config import FoldConfig, ModelSpec, Preprocessing, PreprocessingOverrides
-from grasp_core.errors import ConfigError
+from grasp_core.errors import CheckpointError, ConfigError
 from grasp_core.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -134,15 +134,19 @@ class PrepareModel:
     target_fingerprint: str
     target_classes: tuple[str, ...]
     cache_dir: Path
+    base: Path | None = None  # what the sources were fine-tuned from
 
     def run(self, report: ReportProgress) -> Prepared:
-        """Raises ArchitectureError for what timm cannot build, ConfigError for missing classes."""
+        """Raises ArchitectureError for what timm cannot build, ConfigError for missing classes,
+        CheckpointError for a base that is no such model."""
         from grasp_core import ImageClassification, make_manifest, resolve_preprocessing
 
         report("build", 0.0, {})
         with _values_checked():
             spec = self._spec()
             manifest, preprocessing = make_manifest(spec), resolve_preprocessing(spec)
+        if self.base is not None:
+            _require_base(self.base, manifest)
         ImageClassification.open(
             self.target_path,
             spec,
@@ -162,6 +166,22 @@ class PrepareModel:
             )
         return ModelSpec(
             architecture=self.architecture, classes=classes, preprocessing=self.preprocessing
+        )
+
+
+def _require_base(path: Path, manifest: Manifest) -> None:
+    """Whether sources can be compared with it. Raises CheckpointError."""
+    from grasp_core.checkpoints import Checkpoint
+    from grasp_core.gate import find_infinite
+
+    base = Checkpoint(path)
+    classes = base.info.classes
+    manifest.require(base.found, name="the base", classes=len(classes) if classes else None)
+    infinite = find_infinite(base)
+    if infinite is not None:
+        raise CheckpointError(
+            f"the base has values that are not finite in {infinite}",
+            hint="make the model anew, with the weights that its sources were fine-tuned from",
         )
 
 

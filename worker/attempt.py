@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 
 from grasp_core.errors import DeviceError, GraspError
 from grasp_core.operations import Folded, FoldSource, Operation, Result
-from registry.blobs.base import Blob, BlobStore, StorageError, StorageFull
+from registry.blobs.base import BlobStore, StorageError, StorageFull
 from registry.blobs.collection import discard_blob
 from registry.blobs.damage import (
     BadInput,
@@ -38,7 +38,7 @@ from registry.process.settings import Settings
 from registry.tables import utc_now
 from worker.child import Child, Nursery
 from worker.messages import Failed, Finished, Last, Progressed, Stopped
-from worker.plan import Plan, Planner, record, work_folder
+from worker.plan import Plan, Planner, Stored, record, work_folder
 from worker.telling import Account
 
 TICK_S = 0.25
@@ -248,9 +248,9 @@ class Attempt:
     def _record(self, operation: Operation, result: Result) -> None:
         self.account.enter("publish" if isinstance(operation, FoldSource) else "record")
         with self.store.guard():
-            blob = self._keeping_lease(lambda: self._store(operation, result))
+            stored = self._keeping_lease(lambda: self._store(operation, result))
             self._write_last(
-                lambda session: record(session, self.lease, operation, result, blob, utc_now())
+                lambda session: record(session, self.lease, operation, result, stored, utc_now())
             )
         if isinstance(operation, FoldSource):
             self._discard(operation.source_sha256)
@@ -264,13 +264,16 @@ class Attempt:
         except (OperationalError, StorageError) as error:
             log.warning("the source's bytes are left for later", error=str(error))
 
-    def _store(self, operation: Operation, result: Result) -> Blob | None:
-        """Weights become a blob before anything refers to them; those of a dry run never."""
+    def _store(self, operation: Operation, result: Result) -> Stored:
+        """What a fold made becomes blobs before anything refers to it; of a dry run nothing."""
         if not isinstance(operation, FoldSource) or not isinstance(result, Folded):
-            return None
+            return Stored()
         if result.sha256 is None or operation.dry_run:
-            return None
-        return self.store.adopt(operation.output, result.sha256)
+            return Stored()
+        weights = self.store.adopt(operation.output, result.sha256)
+        if result.state_sha256 is None or operation.state_output is None:
+            return Stored(weights)
+        return Stored(weights, self.store.adopt(operation.state_output, result.state_sha256))
 
     def _fail(self, failure: Failure) -> None:
         self.lacked_room = failure.code == StorageFull.code

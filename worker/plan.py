@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, assert_never
+from typing import Any, NamedTuple, assert_never
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from sqlalchemy.orm import Session
@@ -25,15 +25,16 @@ from grasp_core.operations import (
     ValidateTarget,
 )
 from registry.blobs.base import Blob
-from registry.blobs.damage import Input, target_input, version_input
+from registry.blobs.damage import Input, base_inputs, target_input, version_inputs
 from registry.jobs.queue import Lease
 from registry.models import record_preparation, spec_of
 from registry.process.settings import Settings
-from registry.tables import Job, Model, Source, Target, Version
+from registry.tables import Job, Model, Source, Target
 from registry.targets import record_validation
 from registry.versions import FoldResult, publish, record_trial, reject
 
 OUTPUT = "merged.safetensors"
+STATE_OUTPUT = "state.safetensors"
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,13 @@ class Plan:
 
     operation: Callable[..., Operation]
     inputs: Mapping[str, Input]  # by the parameter of the operation that is their file
+
+
+class Stored(NamedTuple):
+    """What a fold made, once it is in the store."""
+
+    weights: Blob | None = None
+    state: Blob | None = None
 
 
 Planner = Callable[[Session, Lease, Settings], Plan]
@@ -77,10 +85,9 @@ def plan(session: Session, lease: Lease, settings: Settings) -> Plan:
             target_classes=tuple(summary["classes"]),
             cache_dir=cache,
         )
-        return _on_target(target, settings, prepare)
+        return _on_target(target, settings, prepare, **base_inputs(model))
     _require_prepared(model)
     source, classes = _candidate(session, job)
-    merged = _newest(session, model)
     folder = _leased_folder(settings, lease)
     fold = partial(
         FoldSource,
@@ -94,11 +101,11 @@ def plan(session: Session, lease: Lease, settings: Settings) -> Plan:
         cache_dir=cache,
         work_dir=folder,
         output=folder / OUTPUT,
+        state_output=folder / STATE_OUTPUT,
         dry_run=job.kind == "dry_run",
     )
-    return _on_target(
-        target, settings, fold, **({"merged": merged} if merged else {}), source=source
-    )
+    shared = {**base_inputs(model), **version_inputs(session, model)}
+    return _on_target(target, settings, fold, **shared, source=source)
 
 
 def record(
@@ -106,7 +113,7 @@ def record(
     lease: Lease,
     operation: Operation,
     result: Result,
-    blob: Blob | None,
+    stored: Stored,
     now: datetime,
 ) -> None:
     """Make a result last. Raises LeaseLost, and StaleBase if a fold's base is no longer newest."""
@@ -120,7 +127,7 @@ def record(
             record_preparation(session, lease, result.classes, manifest, now)
         case Folded():
             assert isinstance(operation, FoldSource)  # noqa: S101 - what it is the result of
-            _record_fold(session, lease, operation, result, blob, now)
+            _record_fold(session, lease, operation, result, stored, now)
         case _:
             assert_never(result)
 
@@ -130,15 +137,16 @@ def _record_fold(
     lease: Lease,
     operation: FoldSource,
     folded: Folded,
-    blob: Blob | None,
+    stored: Stored,
     now: datetime,
 ) -> None:
     result = FoldResult(
         base=operation.version - 1 or None,
         report=folded.report,
         metrics={**folded.metrics, "transferred_share": folded.transferred_share},
-        blob=blob,
+        blob=stored.weights,
         reason=folded.reason,
+        state=stored.state,
     )
     if operation.dry_run:
         record_trial(session, lease, result, now)
@@ -219,12 +227,6 @@ def _candidate(session: Session, job: Job) -> tuple[Input, list[str] | None]:
     source = session.get_one(Source, job.source_id)
     remedy = "send the same file again, which stores its bytes anew, then retry this job"
     return Input(source.sha256, f"the source {source.name!r}", remedy), source.classes
-
-
-def _newest(session: Session, model: Model) -> Input | None:
-    if model.version is None:
-        return None
-    return version_input(model, session.get_one(Version, (model.id, model.version)))
 
 
 def _config(model: Model, settings: Settings) -> FoldConfig:

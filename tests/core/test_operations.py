@@ -17,6 +17,7 @@ from grasp_core import (
     ArchitectureError,
     BrokenImages,
     Checkpoint,
+    CheckpointError,
     CheckpointInfo,
     CheckpointMismatch,
     ConfigError,
@@ -133,6 +134,34 @@ def preparing(bench: Bench, cache: Path) -> PrepareModel:
         target_classes=CLASSES,
         cache_dir=cache,
     )
+
+
+def test_a_base_must_be_such_a_model(bench: Bench, tmp_path: Path) -> None:
+    base = write_weights(tmp_path / "base.safetensors", seed=3)
+    two = SPEC.model_copy(update={"classes": CLASSES[:2]})
+    fewer = write_weights(tmp_path / "fewer.safetensors", seed=3, spec=two)
+    whole = preparing(bench, tmp_path / "cache").run(Heard())
+
+    for path in (base, fewer):  # whose classes it names itself
+        model = replace(preparing(bench, tmp_path / "cache"), base=path)
+        assert model.run(Heard()) == whole
+
+    tensors = dict(Checkpoint(base))
+    tensors.pop("conv_stem.weight")
+    lacking = tmp_path / "lacking.safetensors"
+    write_checkpoint(lacking, tensors, CheckpointInfo())
+    with pytest.raises(CheckpointMismatch, match=r"the base is not a .* 1 missing: conv_stem"):
+        replace(preparing(bench, tmp_path / "cache"), base=lacking).run(Heard())
+
+
+def test_a_base_must_be_finite(bench: Bench, tmp_path: Path) -> None:
+    tensors = dict(Checkpoint(bench.merged))
+    tensors["conv_stem.weight"] = torch.full_like(tensors["conv_stem.weight"], torch.nan)
+    base = tmp_path / "base.safetensors"
+    write_checkpoint(base, tensors, CheckpointInfo())
+
+    with pytest.raises(CheckpointError, match=r"not finite in conv_stem\.weight"):
+        replace(preparing(bench, tmp_path / "cache"), base=base).run(Heard())
 
 
 def test_a_model_takes_its_targets_classes(bench: Bench, tmp_path: Path) -> None:

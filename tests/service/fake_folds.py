@@ -52,9 +52,13 @@ MANIFEST = Manifest(
 )
 
 
-def checkpoint(label: str, *deeds: str, ticks: int = 3) -> bytes:
-    """A source. Its fold's first attempt does the first of `deeds`, and so on; then all is well."""
+def checkpoint(label: str, *deeds: str, ticks: int = 3, remembered: bool = False) -> bytes:
+    """A source. Its fold's first attempt does the first of `deeds`, and so on; then all is well.
+
+    What is `remembered` of it becomes part of the version's state.
+    """
     metadata = {"deeds": ",".join(deeds), "ticks": str(ticks)}
+    metadata |= {"remembered": "yes"} if remembered else {}
     return safetensors(hashlib.sha256(label.encode()).digest(), metadata)
 
 
@@ -77,6 +81,21 @@ def merge(merged: bytes | None, source: bytes, version: int) -> bytes:
     """What folding `source` into `merged` must give."""
     parts = (hashlib.sha256(part).digest() for part in (merged or b"", source))
     return safetensors(hashlib.sha256(b"".join(parts) + str(version).encode()).digest())
+
+
+def remember(state: bytes | None, base: bytes | None, source: bytes) -> bytes:
+    """The state after `source` was folded by a method that remembers it."""
+    parts = (hashlib.sha256(part or b"").digest() for part in (state, base, source))
+    return safetensors(hashlib.sha256(b"".join(parts)).digest(), {"what": "a state"})
+
+
+def states(sources: Iterable[bytes], base: bytes | None = None) -> list[str]:
+    """The sha256 of each version's state, likewise, if all of them are remembered."""
+    state, hashes = None, []
+    for source in sources:
+        state = remember(state, base, source)
+        hashes.append(hashlib.sha256(state).hexdigest())
+    return hashes
 
 
 def chain(sources: Iterable[bytes]) -> list[str]:
@@ -137,7 +156,8 @@ class FakeFold(FoldSource):
             time.sleep(TICK_S)
             if tick == ticks // 2 and deed is not None:
                 self._do(deed)
-        return self._write(merge(self._merged(), source, self.version), begun)
+        state = self._remember(source) if "remembered" in metadata else None
+        return self._write(merge(_read(self.merged), source, self.version), state, begun)
 
     def _begun(self) -> int:
         """How many attempts were begun before: the work folder goes from one to the next."""
@@ -166,10 +186,14 @@ class FakeFold(FoldSource):
                 hoard = [bytearray(2**24) for _ in range(2**10)]
                 raise AssertionError(f"{len(hoard)} blocks of memory, and no end")
 
-    def _merged(self) -> bytes | None:
-        return None if self.merged is None else self.merged.read_bytes()
+    def _remember(self, source: bytes) -> bytes:
+        state = remember(_read(self.state), _read(self.base), source)
+        assert self.state_output is not None
+        with atomic_write(self.state_output) as file:
+            file.write(state)
+        return state
 
-    def _write(self, merged: bytes, begun: int) -> Folded:
+    def _write(self, merged: bytes, state: bytes | None, begun: int) -> Folded:
         with atomic_write(self.output) as file:
             file.write(merged)
         per_class: PerClass = dict.fromkeys(CLASSES, 0.5)
@@ -190,7 +214,13 @@ class FakeFold(FoldSource):
             size=len(merged),
             metrics={"before": accuracies if self.merged else None, "after": accuracies},
             transferred_share=0.5,
+            state_sha256=hashlib.sha256(state).hexdigest() if state else None,
+            state_size=len(state) if state else None,
         )
+
+
+def _read(path: Path | None) -> bytes | None:
+    return None if path is None else path.read_bytes()
 
 
 FAKES: dict[type, type[FakeValidation | FakePreparation | FakeFold]] = {

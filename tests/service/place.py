@@ -129,6 +129,9 @@ class Place:
     def hashes(self, model: Model) -> list[str]:
         return [version.sha256 for version in self.versions(model)]
 
+    def states(self, model: Model) -> list[str | None]:
+        return [version.state_sha256 for version in self.versions(model)]
+
     def blobs(self) -> set[str]:
         return {path.name for path in self.settings.blob_folder.glob("??/*")}
 

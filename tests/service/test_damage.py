@@ -19,7 +19,7 @@ from registry.tables import BlobProblem, Job, Model, utc_now
 from registry.targets import create_target
 from registry.versions import rollback
 from tests.buckets import PREFIX, Bucket, serving_s3
-from tests.service.fake_folds import chain, checkpoint, merge
+from tests.service.fake_folds import chain, checkpoint, merge, states
 from tests.service.place import OWNER, Place, codes
 from tests.worker.waiting import until
 from worker.loop import Worker
@@ -27,6 +27,7 @@ from worker.loop import Worker
 A_WHILE = 50  # ticks
 HOUR = 3600.0
 FIRST, SECOND, THIRD = (checkpoint(label) for label in ("a", "b", "c"))
+REMEMBERED = [checkpoint(label, remembered=True) for label in ("a", "b")]
 
 
 class Vault:
@@ -172,6 +173,36 @@ def test_who_rolls_back_to_a_sound_version_goes_on_from_there(vault: Vault, work
     assert place.job(job).status == "succeeded"
     newest = place.versions(model)[-1]
     assert place.store.fetch(newest.sha256).read_bytes() == merge(first, THIRD, 4)
+
+
+def test_nothing_is_folded_with_a_damaged_state_or_base(vault: Vault, worker: Worker) -> None:
+    place = vault.place
+    base = place.put(FIRST)
+    model = place.ready_model(base=base)
+    place.offer(model, REMEMBERED[0])
+    worker.drain()
+    [state] = place.states(model)
+    assert state is not None
+    job = place.offer(model, REMEMBERED[1])
+
+    for sha256, words in (
+        (base.sha256, "the base of model 'merged' is damaged"),
+        (state, "the state of version 1 of model 'merged' is damaged"),
+    ):
+        sound = place.store.fetch(sha256).read_bytes()
+        vault.replace(sha256, flipped(sound))
+        assert worker.drain() == 1
+        held = place.job(job)
+        assert (held.status, held.attempts, error_of(held)) == ("queued", 0, "blob_damaged")
+        assert held.error is not None
+        assert held.error["message"].startswith(words)
+        vault.replace(sha256, sound)
+        look_again(place)
+
+    assert worker.drain() == 1
+    assert place.job(job).status == "succeeded"
+    assert place.states(model) == states(REMEMBERED, base=FIRST)
+    assert place.rows(BlobProblem) == []
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
