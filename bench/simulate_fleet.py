@@ -36,7 +36,7 @@ POST_READS = (
     3  # app/access/auth.py: the key; app/routes/sources.py: the model, before and after the bytes
 )
 POST_WRITES = 1  # source and job
-ATTEMPT_READS = 3  # worker/loop.py: whose job it is; worker/attempt.py: the plan, known damage
+ATTEMPT_READS = 3  # worker/loop.py: whose job it is; worker/attempt.py: the job, known damage
 ATTEMPT_WRITES = 2  # the claim; worker/loop.py: idle again
 END_READS = 2  # registry/blobs/local.py: does anything else need the bytes? And under the lock?
 END_WRITES = 1  # publish

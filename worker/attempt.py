@@ -36,10 +36,10 @@ from registry.jobs.workers import see_worker
 from registry.process.logs import RepeatedWarning, get_log
 from registry.process.settings import Settings
 from registry.tables import utc_now
-from worker.child import Child, Nursery
+from worker.child import Child, SparePool
+from worker.jobs import JobReader, JobSpec, Stored, record_result, work_folder
 from worker.messages import Failed, Finished, Last, Progressed, Stopped
-from worker.plan import Plan, Planner, Stored, record, work_folder
-from worker.telling import Account
+from worker.observability import AttemptObserver
 
 TICK_S = 0.25
 WRITE_S = 1.0  # between two writes of progress, and two looks for a cancellation
@@ -62,10 +62,10 @@ class Attempt:
     database: Database
     store: BlobStore
     verifier: Verifier
-    nursery: Nursery
-    plan: Planner
+    spares: SparePool
+    read_job: JobReader
     stopping: Flag
-    account: Account
+    observer: AttemptObserver
     lacked_room: bool = False  # on this machine, or in the store
     _renewed: float = field(default_factory=time.monotonic)
     _looked: float = 0.0
@@ -83,7 +83,7 @@ class Attempt:
         try:
             self._run()
         except (LeaseLost, NoResultFound) as error:
-            self.account.lost(error)
+            self.observer.lost(error)
 
     def _run(self) -> None:
         try:
@@ -108,9 +108,9 @@ class Attempt:
             self._fail(Failure("internal_error", f"{type(error).__name__}: {error}"))
 
     def _compute(self) -> None:
-        plan = self._keeping_lease(lambda: self._patiently(self._plan))
-        operation = self._keeping_lease(lambda: self._fetch(plan))
-        with self.nursery.take() as child:
+        spec = self._keeping_lease(lambda: self._patiently(self._read_spec))
+        operation = self._keeping_lease(lambda: self._fetch(spec))
+        with self.spares.take() as child:
             child.start(operation, structlog.contextvars.get_contextvars())
             last = self._watch(child)
             if isinstance(last, Finished | Failed):
@@ -127,19 +127,19 @@ class Attempt:
                     log.error("attempt failed", code=last.code, traceback=last.traceback)
                 self._fail(Failure(last.code, last.message, last.hint, last.retryable))
 
-    def _plan(self) -> Plan:
+    def _read_spec(self) -> JobSpec:
         with self.database.read() as session:
-            return self.plan(session, self.lease, self.settings)
+            return self.read_job(session, self.lease, self.settings)
 
-    def _fetch(self, plan: Plan) -> Operation:
+    def _fetch(self, spec: JobSpec) -> Operation:
         """The operation with its files, each as it was stored. Raises BadInput, StorageFull."""
         paths: dict[str, Path] = {}
-        for name, given in plan.inputs.items():
+        for name, given in spec.inputs.items():
             with _blaming(given):
                 paths[name] = self.verifier.fetch(self.store, given.sha256).absolute()
             self._files[paths[name]] = given
         self._patiently(self._forget_problems)
-        return plan.operation(**paths)
+        return spec.operation(**paths)
 
     def _verify(self) -> None:
         """Whether the files are still what they were: a look at each. Raises BadInput."""
@@ -164,7 +164,7 @@ class Attempt:
             if isinstance(event, Finished | Stopped | Failed):
                 return event
             if event is not None:
-                self.account.progressed(event)
+                self.observer.progressed(event)
             self._tick(event)
             if self.stopping.is_set():
                 if deadline is None:
@@ -202,7 +202,7 @@ class Attempt:
                 queue.hold(
                     session, self.lease, now + timedelta(seconds=self.settings.lease_seconds)
                 )
-                totals = self.account.tally.snapshot()
+                totals = self.observer.tally.snapshot()
                 see_worker(session, self.lease.worker_id, self.lease.job_id, now, totals)
             if progress is not None:
                 queue.record_progress(
@@ -246,16 +246,18 @@ class Attempt:
         return self._patiently(attempt)
 
     def _record(self, operation: Operation, result: Result) -> None:
-        self.account.enter("publish" if isinstance(operation, FoldSource) else "record")
+        self.observer.enter("publish" if isinstance(operation, FoldSource) else "record")
         with self.store.guard():
             stored = self._keeping_lease(lambda: self._store(operation, result))
             self._write_last(
-                lambda session: record(session, self.lease, operation, result, stored, utc_now())
+                lambda session: record_result(
+                    session, self.lease, operation, result, stored, utc_now()
+                )
             )
         if isinstance(operation, FoldSource):
             self._discard(operation.source_sha256)
         self._clear()
-        self.account.recorded(operation, result)
+        self.observer.recorded(operation, result)
 
     def _discard(self, sha256: str) -> None:
         """A source that was folded or tried is not read again; what cannot go now is collected."""
@@ -283,7 +285,7 @@ class Attempt:
         )
         if status == "failed":
             self._clear()
-        self.account.failed(failure, status)
+        self.observer.failed(failure, status)
 
     def _blame_store(self, error: StorageError) -> None:
         self._require_store(error)
@@ -302,7 +304,7 @@ class Attempt:
 
         self._write_last(note)
         if given.shared:
-            self.account.held(failure)
+            self.observer.held(failure)
         else:
             self._fail(failure)
 
@@ -316,7 +318,7 @@ class Attempt:
 
     def _hand_back(self, reason: str) -> None:
         self._write_last(lambda session: queue.hand_back(session, self.lease))
-        self.account.handed_back(reason)
+        self.observer.handed_back(reason)
 
     def _close_cancelled(self) -> None:
         error = CANCELLED.as_error()
@@ -324,7 +326,7 @@ class Attempt:
             lambda session: queue.close(session, self.lease, "cancelled", utc_now(), error=error)
         )
         self._clear()
-        self.account.cancelled()
+        self.observer.cancelled()
 
     def _clear(self) -> None:
         """What an ended job kept to go on with."""

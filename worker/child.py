@@ -1,6 +1,6 @@
 """One spawned process per job: it can run out of memory, crash or be killed, and only the job ends.
 
-This is the parent's side; `worker.inside` is the child's.
+This is the parent's side; `worker.child_process` is the child's own.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 
 from grasp_core.operations import Operation
+from worker.child_process import Setup, main
 from worker.failures import describe, post_mortem
-from worker.inside import Setup, main
 from worker.messages import STOP, Event, Failed, Last, Order, Progressed, Ready
 
 EXIT_S = 5.0  # from its last word to the end of a process; freeing a GPU takes a while
@@ -71,7 +71,7 @@ class Child:
     def poll(self, timeout: float) -> Event | None:
         """The next event, or None if there is none in `timeout` seconds.
 
-        Of progress only the newest is told. The last event is told again whenever asked; a
+        Of progress only the newest is given. The last event is given again whenever asked; a
         process that died without one has Failed.
         """
         deadline = time.monotonic() + timeout
@@ -110,7 +110,7 @@ class Child:
         self.close()
 
     def _send(self, message: bytes) -> None:
-        with suppress(OSError):  # it is dead: poll tells how it died
+        with suppress(OSError):  # it is dead: poll says how it died
             self._connection.send_bytes(message)
 
     def _receive(self, timeout: float) -> bool:
@@ -141,7 +141,7 @@ class Child:
         return post_mortem(self._process.exitcode, limited=self.memory_limit is not None)
 
 
-class Nursery:
+class SparePool:
     """Children as `make` makes them, one of them ahead of time: loading torch takes seconds."""
 
     def __init__(self, make: Callable[[], Child], *, spare: bool = True) -> None:
@@ -166,7 +166,7 @@ class Nursery:
             self._spare.close()
         self._spare, self._wanted = None, False
 
-    def __enter__(self) -> Nursery:
+    def __enter__(self) -> SparePool:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -40,12 +40,12 @@ def make_celery(settings: Settings, make_worker: Callable[[], Worker]) -> Celery
             for name in (ANY_DEVICE, celery_queue(device_class(settings)))
         },
     )
-    Attendant(app, make_worker)
+    LoopThread(app, make_worker)
     return app
 
 
-class Attendant:
-    """Ties the life of a worker's loop to that of a Celery worker."""
+class LoopThread:
+    """The loop of a worker in a thread, which Celery's signals start and stop."""
 
     def __init__(self, app: Celery, make_worker: Callable[[], Worker]) -> None:
         self._make_worker = make_worker

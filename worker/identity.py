@@ -43,7 +43,7 @@ def register(
         register_worker(session, worker)
 
 
-def bury_dead(database: Database) -> None:
+def expire_dead_workers(database: Database) -> None:
     """End the leases of workers whose processes are gone, instead of waiting until they expire.
 
     Only where all workers share one machine, as they do on SQLite. Whoever is wrongly taken for

@@ -29,11 +29,11 @@ from registry.process.tracing import tracing
 from registry.tables import utc_now
 from registry.uploads import forget_uploads
 from worker.attempt import Attempt
-from worker.child import Child, Nursery
+from worker.child import Child, SparePool
 from worker.devices import device_class
-from worker.identity import bury_dead, register, total_memory
-from worker.plan import Planner, plan
-from worker.telling import Subject, telling
+from worker.identity import expire_dead_workers, register, total_memory
+from worker.jobs import JobReader, read_job
+from worker.observability import JobContext, observe
 from worker.totals import Tally
 
 CLEAN_S = 30.0  # between two looks for what nothing refers to any more
@@ -45,10 +45,12 @@ log = get_log(__name__)
 
 
 class Worker:
-    """Runs jobs one at a time until told to stop."""
+    """Runs jobs one at a time until asked to stop."""
 
-    def __init__(self, settings: Settings, *, plan: Planner = plan, warm: bool = True) -> None:
-        """`plan` says what a job's child does; `warm` children load torch before they know."""
+    def __init__(
+        self, settings: Settings, *, read_job: JobReader = read_job, warm: bool = True
+    ) -> None:
+        """`read_job` says what a job's child does; `warm` children load torch before they know."""
         open_home(settings)
         self.id = new_id("wrk")
         self.settings = settings
@@ -65,11 +67,11 @@ class Worker:
         self._seen = -math.inf
         self._store_failed = False
         self._warning = RepeatedWarning(log)
-        self._plan = plan
+        self._read_job = read_job
         self._warm = warm
         self._tally = Tally()
         self._verifier = Verifier()  # as long as this process: what was read once is known
-        self._nursery = Nursery(self._new_child, spare=settings.warm_spare)
+        self._spares = SparePool(self._new_child, spare=settings.warm_spare)
 
     def run(self) -> None:
         """Work until `stop` is called. Raises SystemExit where it cannot work at all."""
@@ -109,7 +111,7 @@ class Worker:
         self._bell.set()
 
     def close(self) -> None:
-        self._nursery.close()
+        self._spares.close()
         try:
             with self.database.write() as session:
                 remove_worker(session, self.id)
@@ -132,17 +134,17 @@ class Worker:
         lease = self._claim()
         if lease is None:
             return False
-        with telling(self._subject(lease), self.id, self._tally) as account:
+        with observe(self._context(lease), self.id, self._tally) as observer:
             attempt = Attempt(
                 lease=lease,
                 settings=self.settings,
                 database=self.database,
                 store=self.store,
                 verifier=self._verifier,
-                nursery=self._nursery,
-                plan=self._plan,
+                spares=self._spares,
+                read_job=self._read_job,
                 stopping=self.stopping,
-                account=account,
+                observer=observer,
             )
             attempt.run()
         self._show(force=True)
@@ -180,7 +182,7 @@ class Worker:
 
     def _claim(self) -> Lease | None:
         if self.settings.embedded:
-            bury_dead(self.database)
+            expire_dead_workers(self.database)
         now = utc_now()
         with self.database.write() as session:
             lease = claim(
@@ -204,9 +206,9 @@ class Worker:
         )
         return self._newest_child
 
-    def _subject(self, lease: Lease) -> Subject:
+    def _context(self, lease: Lease) -> JobContext:
         with self.database.read() as session:
-            return Subject.read(session, lease)
+            return JobContext.read(session, lease)
 
     def _show(self, *, force: bool = False) -> None:
         """Say that this worker lives, and does nothing."""
@@ -217,7 +219,7 @@ class Worker:
             self._seen = now
 
     def _find_device(self) -> str:
-        """What `auto` comes to only a child can tell, when it has loaded torch."""
+        """What `auto` comes to only a child can say, when it has loaded torch."""
         child = self._newest_child
         if self.settings.device == "auto" and child is not None and child.ready:
             self._device = child.device or self._device

@@ -61,7 +61,7 @@ def run_celery(app: "Celery", *, with_parent: bool = False) -> None:
     worker = app.Worker(
         hostname=f"grasp-{os.getpid()}@{gethostname()}",  # a machine may have many
         quiet=True,  # no banner in the log
-        without_gossip=True,  # they have nothing to tell each other
+        without_gossip=True,  # they have nothing to say to each other
         without_mingle=True,
     )
     worker.start()
@@ -81,9 +81,9 @@ def run_worker(worker: Worker, *, with_parent: bool = False) -> None:
 
 def _signals() -> int:
     """A descriptor that can be read from once SIGTERM or SIGINT has come."""
-    heard, told = os.pipe()
+    heard, sent = os.pipe()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: os.write(told, b"."))
+        signal.signal(number, lambda *_: os.write(sent, b"."))
     return heard
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import app.main  # noqa: F401 - with all its errors
-import worker.plan  # noqa: F401
+import worker.jobs  # noqa: F401
 from app.errors import STATUS
 from grasp_core.errors import GraspError
 from scripts.reference.__main__ import PAGES

@@ -1,6 +1,6 @@
 """Folds without torch: what a checkpoint says in its header is what its fold does.
 
-Everything around them is real: the plan, the files, the child process, the result types. What a
+Everything around them is real: the jobs, the files, the child process, the result types. What a
 fold writes is a hash of what it was given, so a chain of versions tells in which order, and into
 what, each source was folded.
 """
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from registry.jobs.queue import Lease
     from registry.process.settings import Settings
-    from worker.plan import Plan
+    from worker.jobs import JobSpec
 
 CLASSES = ("cat", "dog")
 BAD_TARGET = b"no images in here"
@@ -107,18 +107,21 @@ def chain(sources: Iterable[bytes]) -> list[str]:
     return hashes
 
 
-def fake_plan(session: Session, lease: Lease, settings: Settings) -> Plan:
-    """The real plan, with a fake operation for each real one."""
-    from worker.plan import Plan, plan  # children import this module too, and start quicker without
+def read_fake_job(session: Session, lease: Lease, settings: Settings) -> JobSpec:
+    """The real job, with a fake operation in place of its own."""
+    from worker.jobs import (  # children import this module too, and start quicker without
+        JobSpec,
+        read_job,
+    )
 
-    real = plan(session, lease, settings)
+    real = read_job(session, lease, settings)
 
     def fake(**files: Path) -> Operation:
         operation = real.operation(**files)
         given = {field.name: getattr(operation, field.name) for field in fields(operation)}  # type: ignore[arg-type]
         return FAKES[type(operation)](**given)
 
-    return Plan(fake, real.inputs)
+    return JobSpec(fake, real.inputs)
 
 
 @dataclass(frozen=True)

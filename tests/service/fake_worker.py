@@ -7,7 +7,7 @@ def main() -> None:
     # Children import this module too: what only the worker needs is imported here.
     from registry.process.logs import configure_logs
     from registry.process.settings import Settings
-    from tests.service.fake_folds import fake_plan
+    from tests.service.fake_folds import read_fake_job
     from worker.loop import Worker
     from worker.main import run_celery, run_worker
 
@@ -18,11 +18,11 @@ def main() -> None:
 
         tamper()
     if settings.broker_url is None:
-        run_worker(Worker(settings, plan=fake_plan, warm=False), with_parent=True)
+        run_worker(Worker(settings, read_job=read_fake_job, warm=False), with_parent=True)
         return
     from worker.doorbell import make_celery
 
-    app = make_celery(settings, lambda: Worker(settings, plan=fake_plan, warm=False))
+    app = make_celery(settings, lambda: Worker(settings, read_job=read_fake_job, warm=False))
     run_celery(app, with_parent=True)
 
 

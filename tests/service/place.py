@@ -19,7 +19,7 @@ from registry.jobs import queue
 from registry.jobs.states import JobStatus
 from registry.process.settings import Settings
 from registry.tables import Base, Job, Model, Target, Version, utc_now
-from tests.service.fake_folds import CLASSES, MANIFEST, fake_plan
+from tests.service.fake_folds import CLASSES, MANIFEST, read_fake_job
 from tests.worker.waiting import until
 from worker.loop import Worker
 
@@ -150,14 +150,14 @@ class Place:
     @contextmanager
     def worker(self) -> Iterator[Worker]:
         """A worker that does what it is told to, job by job."""
-        worker = Worker(self.settings, plan=fake_plan, warm=False)
+        worker = Worker(self.settings, read_job=read_fake_job, warm=False)
         yield worker
         worker.close()
 
     @contextmanager
     def working(self) -> Iterator[Worker]:
         """A worker that works by itself."""
-        worker = Worker(self.settings, plan=fake_plan, warm=False)
+        worker = Worker(self.settings, read_job=read_fake_job, warm=False)
         thread = Thread(target=worker.run)
         thread.start()
         try:

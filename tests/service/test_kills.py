@@ -98,8 +98,8 @@ def kill_api(harness: Harness, chance: random.Random) -> None:
 def test_thirty_kills_lose_nothing_and_double_nothing(home: Path) -> None:
     print(f"KILLS_SEED={SEED}")
     chance = random.Random(SEED)
-    plan = [kind for kind, count in KILLS.items() for _ in range(count)]
-    chance.shuffle(plan)
+    kills = [kind for kind, count in KILLS.items() for _ in range(count)]
+    chance.shuffle(kills)
     kill = {"child": kill_child, "worker": kill_worker, "api": kill_api}
     options = {"max_attempts": 1000, "max_losses": 1000, "lease_seconds": 5, "heartbeat_seconds": 1}
 
@@ -109,7 +109,7 @@ def test_thirty_kills_lose_nothing_and_double_nothing(home: Path) -> None:
         models = client.make_models(MODELS)
         sender = Sender(harness, place, models)
         with sending(sender):
-            for number, kind in enumerate(plan):
+            for number, kind in enumerate(kills):
                 wait_for_jobs(place, number // 2)  # or the kills would let nothing end at all
                 time.sleep(chance.uniform(0, PAUSE_S))
                 kill[kind](harness, chance)

@@ -25,13 +25,13 @@ from tests.service.fake_folds import (
     BAD_TARGET,
     chain,
     checkpoint,
-    fake_plan,
     merge,
+    read_fake_job,
 )
 from tests.service.place import Place, codes
 from tests.worker.waiting import is_gone, until
+from worker.jobs import JobSpec
 from worker.loop import NO_ROOM_S, Worker
-from worker.plan import Plan
 
 ENDLESS = 10**6  # ticks
 A_WHILE = 50  # ticks: long enough for something to happen meanwhile
@@ -290,8 +290,8 @@ def test_a_dry_run_publishes_nothing_and_leaves_nothing(place: Place) -> None:
 
 
 def test_whether_it_is_a_dry_run_is_the_plans_to_say(place: Place) -> None:
-    def plan_dry(*given: Any) -> Plan:
-        found = fake_plan(*given)
+    def read_dry(*given: Any) -> JobSpec:
+        found = read_fake_job(*given)
         is_fold = "source" in found.inputs
         return (
             replace(found, operation=partial(found.operation, dry_run=True)) if is_fold else found
@@ -300,7 +300,7 @@ def test_whether_it_is_a_dry_run_is_the_plans_to_say(place: Place) -> None:
     model = place.ready_model()
     job = place.offer(model, checkpoint("a"))
 
-    worker = Worker(place.settings, plan=plan_dry, warm=False)
+    worker = Worker(place.settings, read_job=read_dry, warm=False)
     worker.drain()
     worker.close()
 

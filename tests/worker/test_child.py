@@ -14,9 +14,9 @@ import pytest
 from tests.processes import running
 from tests.worker import faults
 from tests.worker.waiting import PATIENCE_S, drained, is_gone, last, result, until
-from worker.child import Child, Nursery
+from worker.child import Child, SparePool
+from worker.child_process import PROGRESS_S
 from worker.failures import describe
-from worker.inside import PROGRESS_S
 from worker.messages import Failed, Progressed, Stopped
 
 
@@ -288,16 +288,16 @@ def test_a_spare_waits_and_is_taken() -> None:
         made.append(Child(warm=False))
         return made[-1]
 
-    with Nursery(make) as nursery:
+    with SparePool(make) as spares:
         assert len(made) == 1
         until(lambda: made[0].ready)
 
-        first = nursery.take()
+        first = spares.take()
         assert first is made[0]
         assert len(made) == 2  # the next is on its way
 
         made[1].kill()
-        second = nursery.take()
+        second = spares.take()
         assert second is made[2]  # the dead one is not given away
         assert len(made) == 4
 
@@ -314,9 +314,9 @@ def test_without_a_spare_children_are_made_when_needed() -> None:
         made.append(1)
         return Child(warm=False)
 
-    with Nursery(make, spare=False) as nursery:
+    with SparePool(make, spare=False) as spares:
         assert made == []
-        nursery.take().close()
+        spares.take().close()
         assert made == [1]
 
 

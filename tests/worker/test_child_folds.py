@@ -14,7 +14,7 @@ import pytest
 from tests.worker import faults
 from tests.worker.digits import Bench, Heard
 from tests.worker.waiting import drained, last, result, until
-from worker.child import Child, Nursery
+from worker.child import Child, SparePool
 from worker.messages import Failed
 
 
@@ -24,9 +24,9 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
 
 
 @pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with Nursery(partial(Child, threads=1)) as nursery:
-        yield nursery
+def spares() -> Iterator[SparePool]:
+    with SparePool(partial(Child, threads=1)) as spares:
+        yield spares
 
 
 def private_bytes(child: Child) -> int:
@@ -34,8 +34,8 @@ def private_bytes(child: Child) -> int:
     return (int(words[1]) - int(words[2])) * mmap.PAGESIZE
 
 
-def test_a_spare_has_torch_loaded_before_it_is_taken(nursery: Nursery) -> None:
-    spare = nursery._spare
+def test_a_spare_has_torch_loaded_before_it_is_taken(spares: SparePool) -> None:
+    spare = spares._spare
     assert spare is not None
 
     until(lambda: spare.ready)
@@ -44,10 +44,10 @@ def test_a_spare_has_torch_loaded_before_it_is_taken(nursery: Nursery) -> None:
     assert "libtorch_cpu.so" in maps
 
 
-def test_a_killed_fold_is_gone_on_with_by_the_next_child(nursery: Nursery, bench: Bench) -> None:
+def test_a_killed_fold_is_gone_on_with_by_the_next_child(spares: SparePool, bench: Bench) -> None:
     """And ends in the same bytes as one that nobody disturbed, in a process without a limit."""
     began = bench.root / "began"
-    with nursery.take() as child:
+    with spares.take() as child:
         child.start(faults.PauseInEpoch(bench.fold("killed"), epoch=3, began=began), {})
         until(began.exists)
         child.kill()
@@ -57,7 +57,7 @@ def test_a_killed_fold_is_gone_on_with_by_the_next_child(nursery: Nursery, bench
     assert failed.code == "child_killed"
     assert not bench.fold("killed").output.exists()
 
-    with nursery.take() as child:
+    with spares.take() as child:
         until(lambda: child.ready)
         child.memory_limit = private_bytes(child) + 2**30
         folded = result(last(child, bench.fold("killed")))
@@ -70,8 +70,8 @@ def test_a_killed_fold_is_gone_on_with_by_the_next_child(nursery: Nursery, bench
     assert outputs[0] == outputs[1]
 
 
-def test_a_fold_that_needs_more_than_its_limit_says_so(nursery: Nursery, bench: Bench) -> None:
-    with nursery.take() as child:
+def test_a_fold_that_needs_more_than_its_limit_says_so(spares: SparePool, bench: Bench) -> None:
+    with spares.take() as child:
         until(lambda: child.ready)
         child.memory_limit = private_bytes(child) + 20 * 2**20
         failed = last(child, bench.fold("starved"))

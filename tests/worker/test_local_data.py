@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from grasp_core.errors import TargetError
-from worker.plan import local_data
+from worker.jobs import local_data
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from registry.tables import Worker
 from tests.service.fake_folds import checkpoint
 from tests.service.place import Place
 from tests.worker.waiting import until
-from worker.telling import Account
+from worker.observability import AttemptObserver
 from worker.totals import Tally
 
 
@@ -162,10 +162,10 @@ def test_a_heartbeat_in_mid_job_tells_what_was_done_before(
 
 def test_a_lost_lease_is_a_failure_and_a_retried_job_has_not_ended() -> None:
     tally = Tally()
-    account = Account("fold", Span(), tally)
-    account.lost(Exception("gone"))
-    account.failed(Failure("child_killed", "killed"), "queued")
-    account.cancelled()
+    observer = AttemptObserver("fold", Span(), tally)
+    observer.lost(Exception("gone"))
+    observer.failed(Failure("child_killed", "killed"), "queued")
+    observer.cancelled()
 
     found = totals(tally)
     assert (found.failures["lease_lost"], found.failures["child_killed"]) == (1, 1)

@@ -11,9 +11,9 @@ from registry.jobs.queue import Lease
 from registry.process.tracing import Span
 from tests.service.fake_folds import checkpoint
 from tests.service.place import Place
-from worker import telling
+from worker import observability
 from worker.messages import Progressed
-from worker.telling import Account, Subject
+from worker.observability import AttemptObserver, JobContext
 from worker.totals import Tally
 
 # What a child says in the course of a fold; metrics add up.
@@ -45,7 +45,7 @@ class Log:
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     log = Log()
-    monkeypatch.setattr(telling, "log", log)
+    monkeypatch.setattr(observability, "log", log)
     return log
 
 
@@ -56,17 +56,17 @@ def place(no_settings: None, tmp_path: Path) -> Iterator[Place]:
     place.database.close()
 
 
-def follow(account: Account) -> None:
+def follow(observer: AttemptObserver) -> None:
     for stage, metrics in FOLD:
-        account.progressed(Progressed(stage, 0.5, metrics))
+        observer.progressed(Progressed(stage, 0.5, metrics))
 
 
 def test_a_long_fold_is_told_stage_by_stage_and_epoch_by_epoch(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(telling, "SPARSE_S", -1.0)
+    monkeypatch.setattr(observability, "SPARSE_S", -1.0)
 
-    follow(Account("fold", Span(), Tally()))
+    follow(AttemptObserver("fold", Span(), Tally()))
 
     stage = {"level": "info", "event": "stage", "progress": 0.5}
     epoch = {"level": "info", "event": "epoch"}
@@ -81,9 +81,9 @@ def test_a_long_fold_is_told_stage_by_stage_and_epoch_by_epoch(
 
 
 def test_a_short_one_is_not(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(telling, "SPARSE_S", 1e9)
+    monkeypatch.setattr(observability, "SPARSE_S", 1e9)
 
-    follow(Account("fold", Span(), Tally()))
+    follow(AttemptObserver("fold", Span(), Tally()))
 
     assert len(log.lines) == 6
     assert {line["level"] for line in log.lines} == {"debug"}
@@ -112,9 +112,9 @@ def test_what_became_of_a_job_is_one_line(log: Log, place: Place) -> None:
 
 def test_a_job_that_was_deleted_meanwhile_is_told_by_its_id(place: Place) -> None:
     with place.database.read() as session:
-        subject = Subject.read(session, Lease("mdl_x", 1, "wrk_x", "job_x"))
+        job = JobContext.read(session, Lease("mdl_x", 1, "wrk_x", "job_x"))
 
-    assert (subject.kind, subject.ids) == ("job", {"job": "job_x"})
+    assert (job.kind, job.ids) == ("job", {"job": "job_x"})
 
 
 class Recorded(Span):
@@ -135,11 +135,11 @@ class Recorded(Span):
 
 def test_stages_follow_one_another_as_spans(log: Log) -> None:
     span = Recorded()
-    account = Account("fold", span, Tally())
+    observer = AttemptObserver("fold", span, Tally())
 
-    follow(account)
-    account.enter("publish")  # the worker's own part of it
-    account.close()
+    follow(observer)
+    observer.enter("publish")  # the worker's own part of it
+    observer.close()
 
     assert [part.name for part in span.parts] == ["start", "load", "refine", "evaluate", "publish"]
     assert {part.ended for part in span.parts} == {1}

@@ -1,4 +1,4 @@
-"""What is told of an attempt at a job: lines in the log, spans of a trace, sums for /metrics."""
+"""Observability of an attempt at a job: lines in the log, spans of a trace, sums for /metrics."""
 
 import time
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ log = get_log(__name__)
 
 
 @dataclass(frozen=True)
-class Subject:
+class JobContext:
     """The job that an attempt is at, and what people call it."""
 
     kind: Kind
@@ -39,7 +39,7 @@ class Subject:
     names: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, session: Session, lease: Lease) -> "Subject":
+    def read(cls, session: Session, lease: Lease) -> "JobContext":
         job = session.get(Job, lease.job_id)
         if job is None:
             return cls("job", {"job": lease.job_id})
@@ -60,29 +60,29 @@ def _name(session: Session, table: type[Model | Target | Source], row_id: str | 
 
 
 @contextmanager
-def telling(subject: Subject, worker_id: str, tally: Tally) -> Iterator["Account"]:
-    """The account of an attempt, from its start to its end; the log knows whose lines these are."""
-    parent = {"traceparent": subject.traceparent} if subject.traceparent else {}
-    ids = {f"grasp.{name}": value for name, value in subject.ids.items()}
-    about: Attributes = {**ids, "grasp.worker": worker_id, "grasp.attempts": subject.attempt}
-    with traced(subject.kind, parent=parent, kind="consumer", attributes=about) as span:
-        context = subject.ids | ({"trace_id": span.trace_id} if span.trace_id else {})
+def observe(job: JobContext, worker_id: str, tally: Tally) -> Iterator["AttemptObserver"]:
+    """Follow an attempt from its start to its end; the log knows whose lines these are."""
+    parent = {"traceparent": job.traceparent} if job.traceparent else {}
+    ids = {f"grasp.{name}": value for name, value in job.ids.items()}
+    about: Attributes = {**ids, "grasp.worker": worker_id, "grasp.attempts": job.attempt}
+    with traced(job.kind, parent=parent, kind="consumer", attributes=about) as span:
+        context = job.ids | ({"trace_id": span.trace_id} if span.trace_id else {})
         with structlog.contextvars.bound_contextvars(**context):
             log.info(
                 "job started",
-                kind=subject.kind,
-                **subject.names,
-                attempt=subject.attempt,
+                kind=job.kind,
+                **job.names,
+                attempt=job.attempt,
                 worker=worker_id,
             )
-            account = Account(subject.kind, span, tally)
+            observer = AttemptObserver(job.kind, span, tally)
             try:
-                yield account
+                yield observer
             finally:
-                account.close()
+                observer.close()
 
 
-class Account:
+class AttemptObserver:
     """Follows one attempt; whoever runs it says what happens."""
 
     def __init__(self, kind: Kind, span: Span, tally: Tally) -> None:
@@ -92,7 +92,7 @@ class Account:
         self._stage = FIRST_STAGE
         self._stage_span = span.child(FIRST_STAGE)
         self._newest: Progressed | None = None
-        self._began = self._told = time.monotonic()
+        self._began = self._logged = time.monotonic()
 
     def close(self) -> None:
         self._stage_span.end()
@@ -109,9 +109,9 @@ class Account:
         if before is not None and _epoch_of(before) not in (None, _epoch_of(progress)):
             accuracy = progress.metrics.get("val_accuracy")  # measured when the epoch was over
             loss = before.metrics.get("loss")
-            self._tell("epoch", epoch=_epoch_of(before), loss=loss, val_accuracy=accuracy)
+            self._log("epoch", epoch=_epoch_of(before), loss=loss, val_accuracy=accuracy)
         if progress.stage != self._stage:
-            self._tell("stage", stage=progress.stage, progress=round(progress.fraction, 2))
+            self._log("stage", stage=progress.stage, progress=round(progress.fraction, 2))
         self.enter(progress.stage)
 
     def recorded(self, operation: Operation, result: Result) -> None:
@@ -175,10 +175,10 @@ class Account:
         seconds = round(time.monotonic() - self._began, 1)
         log.info("job ended", kind=self._kind, status=status, **_known(figures), seconds=seconds)
 
-    def _tell(self, event: str, **figures: object) -> None:
+    def _log(self, event: str, **figures: object) -> None:
         now = time.monotonic()
-        due = now - self._told > SPARSE_S
-        self._told = now if due else self._told
+        due = now - self._logged > SPARSE_S
+        self._logged = now if due else self._logged
         (log.info if due else log.debug)(event, **_known(figures))
 
 

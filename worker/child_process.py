@@ -46,7 +46,7 @@ def main(connection: Connection, setup: Setup | None, threads: int | None, warm:
             setup()
         outbox.offer(Ready(_load(threads, warm)))
         order = pickle.loads(inbox.orders.get())  # noqa: S301 - the parent's own
-        last: Last = _obey(order, inbox.stop, outbox)
+        last: Last = _run(order, inbox.stop, outbox)
     except Exception as error:
         last = describe(error)
     outbox.finish(last)
@@ -71,7 +71,7 @@ def _load(threads: int | None, warm: bool) -> str | None:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
-def _obey(order: Order, stop: Flag, outbox: _Outbox) -> Finished | Stopped:
+def _run(order: Order, stop: Flag, outbox: _Outbox) -> Finished | Stopped:
     structlog.contextvars.bind_contextvars(**order.log_context)
     try:
         with _memory_limited(order.memory_limit):
@@ -82,7 +82,7 @@ def _obey(order: Order, stop: Flag, outbox: _Outbox) -> Finished | Stopped:
 
 @contextmanager
 def _memory_limited(limit: int | None) -> Iterator[None]:
-    """Allocations beyond `limit` bytes in all fail; telling of it afterwards does not."""
+    """Allocations beyond `limit` bytes in all fail; reporting it afterwards does not."""
     if limit is None or sys.platform == "win32":
         yield
         return

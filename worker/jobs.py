@@ -1,4 +1,4 @@
-"""From a leased job to the operation that a child runs, and from its result to what is recorded."""
+"""Jobs as a worker sees them: the operation that a child runs, and how its result is recorded."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -38,7 +38,7 @@ STATE_OUTPUT = "state.safetensors"
 
 
 @dataclass(frozen=True)
-class Plan:
+class JobSpec:
     """An operation, but for the files it reads: until they are fetched, hashes stand for them."""
 
     operation: Callable[..., Operation]
@@ -52,7 +52,7 @@ class Stored(NamedTuple):
     state: Blob | None = None
 
 
-Planner = Callable[[Session, Lease, Settings], Plan]
+JobReader = Callable[[Session, Lease, Settings], JobSpec]
 
 
 class NotReady(GraspError):
@@ -66,8 +66,8 @@ def work_folder(settings: Settings, job_id: str) -> Path:
     return (settings.work_folder / job_id).absolute()
 
 
-def plan(session: Session, lease: Lease, settings: Settings) -> Plan:
-    """What a leased job does, and what it reads. Raises GraspError where it cannot be done."""
+def read_job(session: Session, lease: Lease, settings: Settings) -> JobSpec:
+    """What a leased job computes, and from what. Raises GraspError where it cannot be done."""
     job = session.get_one(Job, lease.job_id)
     target = session.get_one(Target, job.target_id)
     cache = settings.cache_folder.absolute()
@@ -108,7 +108,7 @@ def plan(session: Session, lease: Lease, settings: Settings) -> Plan:
     return _on_target(target, settings, fold, **shared, source=source)
 
 
-def record(
+def record_result(
     session: Session,
     lease: Lease,
     operation: Operation,
@@ -174,12 +174,12 @@ def _leased_folder(settings: Settings, lease: Lease) -> Path:
 
 def _on_target(
     target: Target, settings: Settings, operation: Callable[..., Operation], **inputs: Input
-) -> Plan:
+) -> JobSpec:
     """With the target first, and what the whole queue needs before what one job does."""
     if target.sha256 is None:
         path = local_data(target.uri or "", settings.data_roots)
-        return Plan(partial(operation, target_path=path), inputs)
-    return Plan(operation, {"target_path": target_input(target), **inputs})
+        return JobSpec(partial(operation, target_path=path), inputs)
+    return JobSpec(operation, {"target_path": target_input(target), **inputs})
 
 
 def local_data(uri: str, roots: Iterable[Path]) -> Path:
