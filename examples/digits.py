@@ -21,7 +21,7 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from grasp_cli.demo.training import train
+from grasp_cli.demo.experiment import train
 from grasp_core import ImageClassification, ModelSpec, PreprocessingOverrides
 
 SITES = {"site-a": 0.0, "site-b": 0.3, "site-c": 0.2}  # name: how far towards the negative

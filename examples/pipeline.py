@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 import torch
 
 from grasp_cli.demo.digits import ANCESTOR, CLASSES, TODAY, Digits, Scanner
-from grasp_cli.demo.training import train
+from grasp_cli.demo.experiment import train
 from grasp_client import Grasp, JobFailed, NotFound
 from grasp_core import ImageClassification, ModelSpec, PreprocessingOverrides
 

@@ -1,4 +1,4 @@
-"""`grasp jobs`"""
+"""`grasp jobs`, and `grasp watch`, which follows them"""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import typer
 
 from grasp_cli.arguments import JobId, Limit, Wait
 from grasp_cli.session import Session, group, online
-from grasp_cli.waiting import outcome, watch_jobs
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -39,7 +38,7 @@ def list_jobs(
     found = session.grasp.jobs.list(
         model=model, target=target, status=status, kind=kind, code=code, limit=limit
     )
-    session.give(found, lambda: jobs_table(found, names_of_all(session.grasp)))
+    session.print_result(found, lambda: jobs_table(found, names_of_all(session.grasp)))
 
 
 @jobs.command("show")
@@ -47,10 +46,11 @@ def list_jobs(
 def show_job(session: Session, job: JobId) -> None:
     """Everything about a job."""
     found = session.grasp.jobs.get(job)
-    session.give(found, lambda: _details(found))
+    session.print_result(found, lambda: _details(found))
 
 
 def _details(job: Job) -> Table:
+    from grasp_cli.progress import outcome
     from grasp_cli.tables import age, details, status
 
     return details(
@@ -78,18 +78,20 @@ def _details(job: Job) -> Table:
 def cancel_job(session: Session, job: JobId) -> None:
     """Stop a job: a queued one at once, a running one within seconds."""
     stopped = session.grasp.jobs.cancel(job)
-    session.give_line(stopped, f"{job}: {'stopping' if not stopped.ended else stopped.status}")
+    session.print_line(stopped, f"{job}: {'stopping' if not stopped.ended else stopped.status}")
 
 
 @jobs.command("retry")
 @online
 def retry_job(session: Session, job: JobId, wait: Wait = False) -> None:
     """Run a rejected, failed or cancelled job again."""
+    from grasp_cli.progress import watch_jobs
+
     queued = session.grasp.jobs.retry(job)
     if wait:
         watch_jobs(session, {job: job})
     else:
-        session.give_line(queued, f"{job}: {queued.status}")
+        session.print_line(queued, f"{job}: {queued.status}")
 
 
 @jobs.command("retry-failed")
@@ -101,11 +103,43 @@ def retry_failed(
     """Run again all jobs that failed for one reason."""
     again = session.grasp.jobs.retry_failed(code)
     lines = [f"{job.id}: {job.status}" for job in again]
-    session.give_line(again, "\n".join([*lines, f"queued again: {len(again)}"]))
+    session.print_line(again, "\n".join([*lines, f"queued again: {len(again)}"]))
 
 
 @jobs.command("report")
 @online
 def show_report(session: Session, job: JobId) -> None:
     """Print what a fold or a dry run measured, also where it was rejected: JSON."""
-    session.give_json(session.grasp.jobs.report(job), indent=2)
+    session.print_json(session.grasp.jobs.report(job), indent=2)
+
+
+@online
+def watch(
+    session: Session,
+    what: Annotated[
+        list[str],
+        typer.Argument(help="Ids of jobs; or a model, for all its jobs.", metavar="JOB|MODEL"),
+    ],
+) -> None:
+    """Follow jobs to their end; exits with 0 if all succeed. As JSON, a line for every state."""
+    from grasp_cli.progress import watch_jobs
+
+    jobs: dict[str, str] = {}
+    for name in what:
+        jobs |= {name: name} if name.startswith("job_") else _jobs_of(session, name)
+    if not jobs:
+        session.print_text("nothing is under way")
+    watch_jobs(session, jobs, every_state=True)
+
+
+def _jobs_of(session: Session, model: str) -> dict[str, str]:
+    """Those that have not ended, in the order in which they will run."""
+    found = session.grasp.models.get(model)
+    # In this order, as a job may be taken up meanwhile.
+    queued = session.grasp.jobs.list(model=found.id, status="queued")
+    running = session.grasp.jobs.list(model=found.id, status="running")
+    names = {source.job.id: source.name for source in session.grasp.sources.list(model=found.id)}
+    return {
+        job.id: names.get(job.id, f"{found.name} {job.kind}")
+        for job in (*reversed(running), *reversed(queued))
+    }

@@ -6,12 +6,8 @@ from typing import Annotated
 
 import typer
 
-from grasp_cli import merge, service, transfer
+from grasp_cli import jobs, merge, models, service, sources, targets
 from grasp_cli.demo.command import demo
-from grasp_cli.jobs import jobs
-from grasp_cli.models import models
-from grasp_cli.sources import sources
-from grasp_cli.targets import targets
 
 SERVICE = "Run the service"
 MERGE = "Merge"
@@ -24,11 +20,16 @@ cli = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for command in (transfer.push, transfer.pull, transfer.watch, transfer.rollback):
+for command in (sources.push, models.pull, jobs.watch, models.rollback):
     cli.command(rich_help_panel=MERGE)(command)
 for command in (merge.merge, merge.convert):
     cli.command(rich_help_panel=OFFLINE)(command)
-for name, group in (("targets", targets), ("models", models), ("sources", sources), ("jobs", jobs)):
+for name, group in (
+    ("targets", targets.targets),
+    ("models", models.models),
+    ("sources", sources.sources),
+    ("jobs", jobs.jobs),
+):
     cli.add_typer(group, name=name, rich_help_panel=LOOK)
 cli.command(rich_help_panel=SERVICE)(service.serve)
 cli.command(rich_help_panel=SERVICE)(service.worker)

@@ -20,8 +20,7 @@ from grasp_cli.arguments import (
     parse_settings,
 )
 from grasp_cli.local import convert_file, needing
-from grasp_cli.session import NOT_DONE, AsJson, Output, in_words
-from grasp_cli.waiting import INTERRUPTED
+from grasp_cli.session import INTERRUPTED, NOT_DONE, AsJson, Output, errors_in_words
 from grasp_core.config import FoldConfig, ModelSpec, PreprocessingOverrides, plain_words
 
 if TYPE_CHECKING:
@@ -97,12 +96,12 @@ def merge(
     command. One that the gate rejects is passed over, as in the service. The output appears at
     the end, whole or not at all; the command succeeds if at least one source was accepted.
     """
-    from grasp_cli.bars import stage_bar
+    from grasp_cli.progress import stage_bar
 
     out = Output(as_json)
     parameters = _parameters(config, settings, seed, device)
     overrides = _overrides(preprocess, image_size)
-    with in_words(), needing("torch", "merging"):
+    with errors_in_words(), needing("torch", "merging"):
         from grasp_cli.offline import Recipe, merge_files
 
         recipe = Recipe(
@@ -124,12 +123,14 @@ def merge(
                 version=version,
             )
         except KeyboardInterrupt:
-            out.note(f"stopped; {output} is as it was")
+            out.print_note(f"stopped; {output} is as it was")
             raise typer.Exit(INTERRUPTED) from None
-    _tell(out, outcomes, output, report)
+    _print_outcomes(out, outcomes, output, report)
 
 
-def _tell(out: Output, outcomes: Sequence[Outcome], output: Path, report: Path | None) -> None:
+def _print_outcomes(
+    out: Output, outcomes: Sequence[Outcome], output: Path, report: Path | None
+) -> None:
     accepted = [outcome for outcome in outcomes if outcome.status == "accepted"]
     newest = accepted[-1] if accepted else None
     result = {
@@ -141,14 +142,14 @@ def _tell(out: Output, outcomes: Sequence[Outcome], output: Path, report: Path |
     if report:
         folds = [json.loads(outcome.folded.report) for outcome in outcomes if outcome.folded]
         report.write_text(json.dumps({**result, "reports": folds}, indent=2, ensure_ascii=False))
-    out.give(result, lambda: _table(outcomes))
+    out.print_result(result, lambda: _table(outcomes))
     for outcome in outcomes:
         if outcome.status == "rejected" and outcome.folded:
-            out.say(f"{outcome.source.given.name} was rejected: {outcome.folded.reason}")
+            out.print_text(f"{outcome.source.given.name} was rejected: {outcome.folded.reason}")
     if newest is None:
-        out.note(f"nothing was accepted; {output} is as it was")
+        out.print_note(f"nothing was accepted; {output} is as it was")
         raise typer.Exit(NOT_DONE)
-    out.say(f"{output}: version {newest.version}")
+    out.print_text(f"{output}: version {newest.version}")
 
 
 def _table(outcomes: Sequence[Outcome]) -> RenderableType:
@@ -201,10 +202,10 @@ def convert(
         path /= checkpoint.name
     if output is None or output.is_dir():
         path = path.with_suffix(".safetensors")
-    with in_words():
+    with errors_in_words():
         sha256 = convert_file(checkpoint, path, architecture, names, ema=ema)
     result = {"path": str(path), "size": path.stat().st_size, "sha256": sha256}
-    Output(as_json).give_line(result, str(path))
+    Output(as_json).print_line(result, str(path))
 
 
 def _parameters(
@@ -233,8 +234,8 @@ def _checked(kind: type[Values], option: str, values: dict[str, Any]) -> Values:
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        told = ((".".join(map(str, e["loc"])), plain_words(e["msg"])) for e in error.errors())
-        wrong = "; ".join(": ".join(filter(None, words)) for words in told)
+        found = ((".".join(map(str, e["loc"])), plain_words(e["msg"])) for e in error.errors())
+        wrong = "; ".join(": ".join(filter(None, words)) for words in found)
         raise typer.BadParameter(wrong, param_hint=option) from error
 
 

@@ -1,8 +1,9 @@
-"""`grasp models`"""
+"""`grasp models`, and what is done with them every day: `grasp pull` and `grasp rollback`"""
 
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -23,7 +24,6 @@ from grasp_cli.arguments import (
     parse_settings,
 )
 from grasp_cli.session import Session, group, online
-from grasp_cli.waiting import watch_jobs
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -58,7 +58,7 @@ def list_models(
     found = session.grasp.models.list(
         target=target, architecture=architecture, status=status, limit=limit
     )
-    session.give(
+    session.print_result(
         found,
         lambda: models_table(found, {it.id: it.name for it in session.grasp.targets.list()}),
     )
@@ -95,7 +95,7 @@ def create_model(
     wait: Wait = False,
 ) -> None:
     """Create a model; a job prepares it."""
-    from grasp_cli.bars import transfer_bar
+    from grasp_cli.progress import transfer_bar, watch_jobs
 
     with transfer_bar(session, name) as progress:
         made = session.grasp.models.create(
@@ -112,7 +112,7 @@ def create_model(
             **_options(keep_versions, keep_sources, queue),
         )
     if not wait:
-        session.give_line(made, f"{made.name}: {made.status}, {made.job.id}")
+        session.print_line(made, f"{made.name}: {made.status}, {made.job.id}")
         return
     first = session.grasp.sources.list(model=made.id) if weights else []
     watch_jobs(session, {made.job.id: name} | {each.job.id: each.name for each in first})
@@ -138,7 +138,7 @@ def update_model(
     if not changes:
         raise typer.BadParameter("nothing to change was given")
     changed = session.grasp.models.update(model, **changes)
-    session.give(changed, lambda: _details(session, changed))
+    session.print_result(changed, lambda: _details(session, changed))
 
 
 def _options(
@@ -163,7 +163,7 @@ def _options(
 def show_model(session: Session, model: ModelName) -> None:
     """A model's state, and how its newest version is."""
     found = session.grasp.models.get(model)
-    session.give(found, lambda: _details(session, found))
+    session.print_result(found, lambda: _details(session, found))
 
 
 def _details(session: Session, model: Model) -> Table:
@@ -198,7 +198,7 @@ def delete_model(session: Session, model: ModelName, yes: Yes = False) -> None:
     """Delete a model with its versions, sources and jobs. There is no way back."""
     confirm(f"Delete model {model} with all its versions?", yes)
     session.grasp.models.delete(model)
-    session.give_line({"deleted": model}, f"{model} is deleted")
+    session.print_line({"deleted": model}, f"{model} is deleted")
 
 
 @models.command("versions")
@@ -208,14 +208,14 @@ def list_versions(session: Session, model: ModelName, limit: Limit = 50) -> None
     from grasp_cli.tables import versions_table
 
     found = session.grasp.models.versions(model, limit=limit)
-    session.give(found, lambda: versions_table(found))
+    session.print_result(found, lambda: versions_table(found))
 
 
 @models.command("report")
 @online
 def show_report(session: Session, model: ModelName, number: Number = None) -> None:
     """Print everything that the fold behind a version measured: JSON."""
-    session.give_json(session.grasp.models.report(model, number), indent=2)
+    session.print_json(session.grasp.models.report(model, number), indent=2)
 
 
 @models.command("provenance")
@@ -225,4 +225,65 @@ def show_provenance(session: Session, model: ModelName, number: Number = None) -
     from grasp_cli.tables import provenance_table
 
     found = session.grasp.models.provenance(model, number)
-    session.give(found, lambda: provenance_table(found))
+    session.print_result(found, lambda: provenance_table(found))
+
+
+@online
+def pull(
+    session: Session,
+    model: ModelName,
+    to: Annotated[
+        str | None,
+        typer.Argument(help="A file, or a folder; without, the current folder.", metavar="TO"),
+    ] = None,
+    version: Annotated[int | None, typer.Option(min=1, help="This one, not the newest.")] = None,
+    timm: Annotated[
+        bool, typer.Option("--timm", help="A folder that timm loads, with a model card.")
+    ] = False,
+) -> None:
+    """Download a model's weights: verified, and there whole or not at all."""
+    from grasp_client.files import sha256_of
+
+    found = session.grasp.models.get(model)
+    number = version or found.version
+    if timm:
+        folder = Path(to or f"{found.name}-v{number}")
+        _export(session, found, number, folder)
+        path = folder / "model.safetensors"
+    else:
+        path = _pull(session, found, number, to or ".")
+    result = {
+        "model": found.name,
+        "version": number,
+        "path": str(path),
+        "size": path.stat().st_size,
+        "sha256": sha256_of(path),
+    }
+    session.print_line(result, str(path.parent if timm else path))
+
+
+def _pull(session: Session, model: Model, number: int | None, to: str) -> Path:
+    from grasp_cli.progress import transfer_bar
+
+    with transfer_bar(session, f"{model.name} v{number}") as progress:
+        return session.grasp.models.pull(model.id, to, version=number, progress=progress)
+
+
+def _export(session: Session, model: Model, number: int | None, folder: Path) -> None:
+    from grasp_cli.local import export_folder
+
+    with TemporaryDirectory() as temporary:
+        weights = _pull(session, model, number, temporary)
+        report = session.grasp.models.report(model.id, number)
+        export_folder(weights, folder, model.name, report)
+
+
+@online
+def rollback(
+    session: Session,
+    model: ModelName,
+    version: Annotated[int, typer.Argument(min=1, help="The version to go back to.")],
+) -> None:
+    """Go back: a new version that equals an older one."""
+    made = session.grasp.models.rollback(model, version)
+    session.print_line(made, f"{model}: version {made.number} equals version {version}")

@@ -81,7 +81,7 @@ def worker(
     from worker.main import main, run_many
 
     settings = read_settings()
-    with telling_of_home():
+    with home_errors_in_words():
         open_home(settings)
     if devices is None and concurrency == 1:
         main()
@@ -191,14 +191,14 @@ def retry_failed(
 
 @contextmanager
 def opened_database() -> Iterator["Database"]:
-    """Closed again in the end. What is wrong with it is told in a line."""
+    """Closed again in the end. What is wrong with it is said in a line."""
     from sqlalchemy.exc import DBAPIError, ProgrammingError
 
     from registry.database import Database
     from registry.process.home import open_home
 
     settings = read_settings()
-    with telling_of_home():
+    with home_errors_in_words():
         open_home(settings)
         database = Database(settings.database)
     try:
@@ -215,7 +215,7 @@ def opened_database() -> Iterator["Database"]:
 
 
 @contextmanager
-def telling_of_home() -> Iterator[None]:
+def home_errors_in_words() -> Iterator[None]:
     """That a folder cannot be used, in a line."""
     try:
         yield

@@ -1,12 +1,15 @@
-"""`grasp sources`"""
+"""`grasp sources`, and `grasp push`, which offers one"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from grasp_cli.arguments import Limit
+from grasp_cli.arguments import ClassNames, Limit, ModelName, Wait, parse_classes
 from grasp_cli.session import Session, group, online
 
 if TYPE_CHECKING:
@@ -14,7 +17,85 @@ if TYPE_CHECKING:
 
     from grasp_client import Source
 
+LONGEST_NAME = 200
+
 sources = group("The checkpoints that were offered.")
+
+
+@online
+def push(
+    session: Session,
+    model: ModelName,
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            exists=True,
+            dir_okay=False,
+            help="Safetensors; .pt, .pth, .ckpt and .bin are converted first, on this machine.",
+        ),
+    ],
+    name: Annotated[str | None, typer.Option(help="What to call the source.")] = None,
+    classes: ClassNames = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Measure what it is worth; publish nothing.")
+    ] = False,
+    wait: Wait = False,
+) -> None:
+    """Offer checkpoints to a model; they are folded into it one after the other."""
+    from grasp_cli.progress import watch_jobs
+    from grasp_client.protocol import ENDED
+
+    if name and len(files) > 1:
+        raise typer.BadParameter("one name does not fit several files", param_hint="--name")
+    jobs: dict[str, str] = {}
+    under_way: list[str] = []
+    for file in files:
+        called = name or file.name[:LONGEST_NAME]
+        source = _push(session, model, file, called, parse_classes(classes), dry_run)
+        jobs[source.job.id] = source.name
+        if not wait:
+            session.print_line(source, f"{source.name}: {source.status}, {source.job.id}")
+        if source.status in ENDED:
+            session.print_note(f"{file.name} was offered before, and not again")
+        else:
+            under_way.append(source.job.id)
+    if wait:
+        watch_jobs(session, jobs)
+    elif under_way:
+        session.print_note(f"`grasp watch {' '.join(under_way)}` shows how it goes")
+
+
+def _push(
+    session: Session,
+    model: str,
+    file: Path,
+    name: str,
+    classes: list[str] | None,
+    dry_run: bool,
+) -> Source:
+    from grasp_cli.progress import upload_bar
+
+    with (
+        _as_safetensors(session, file, model, classes) as path,
+        upload_bar(session, name) as progress,
+    ):
+        return session.grasp.sources.push(
+            path, model=model, name=name, classes=classes, dry_run=dry_run, progress=progress
+        )
+
+
+@contextmanager
+def _as_safetensors(
+    session: Session, file: Path, model: str, classes: list[str] | None
+) -> Iterator[Path]:
+    from grasp_cli.local import CONVERTED, as_safetensors
+
+    if file.suffix.lower() not in CONVERTED:
+        yield file
+        return
+    session.print_note(f"converting {file.name}")
+    with as_safetensors(file, session.grasp.models.get(model), classes) as path:
+        yield path
 
 
 @sources.command("list")
@@ -31,7 +112,7 @@ def list_sources(
     from grasp_cli.tables import sources_table
 
     found = session.grasp.sources.list(model=model, status=status, limit=limit)
-    session.give(
+    session.print_result(
         found,
         lambda: sources_table(
             found, {model.id: model.name for model in session.grasp.models.list()}
@@ -46,7 +127,7 @@ def show_source(
 ) -> None:
     """What became of a source."""
     found = session.grasp.sources.get(source)
-    session.give(found, lambda: _details(found))
+    session.print_result(found, lambda: _details(found))
 
 
 def _details(source: Source) -> Table:

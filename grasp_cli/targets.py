@@ -9,7 +9,6 @@ import typer
 
 from grasp_cli.arguments import Limit, TargetName, Wait, Yes, confirm
 from grasp_cli.session import Session, group, online
-from grasp_cli.waiting import watch_jobs
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -30,7 +29,7 @@ def list_targets(
     from grasp_cli.tables import targets_table
 
     found = session.grasp.targets.list(status=status, limit=limit)
-    session.give(found, lambda: targets_table(found))
+    session.print_result(found, lambda: targets_table(found))
 
 
 @targets.command("create")
@@ -48,14 +47,14 @@ def create_target(
     wait: Wait = False,
 ) -> None:
     """Register target data; a job validates it."""
-    from grasp_cli.bars import upload_bar
+    from grasp_cli.progress import upload_bar, watch_jobs
 
     with upload_bar(session, name) as progress:
         made = session.grasp.targets.create(name, data, progress=progress)
     if wait:
         watch_jobs(session, {made.job.id: name})
     else:
-        session.give_line(made, f"{made.name}: {made.status}, {made.job.id}")
+        session.print_line(made, f"{made.name}: {made.status}, {made.job.id}")
 
 
 @targets.command("show")
@@ -63,7 +62,7 @@ def create_target(
 def show_target(session: Session, target: TargetName) -> None:
     """A target's classes, and its images per split and class."""
     found = session.grasp.targets.get(target)
-    session.give(found, lambda: _details(found))
+    session.print_result(found, lambda: _details(found))
 
 
 def _details(target: Target) -> Table:
@@ -100,4 +99,4 @@ def delete_target(session: Session, target: TargetName, yes: Yes = False) -> Non
     """Remove a target that no model uses."""
     confirm(f"Delete target {target}?", yes)
     session.grasp.targets.delete(target)
-    session.give_line({"deleted": target}, f"{target} is deleted")
+    session.print_line({"deleted": target}, f"{target} is deleted")

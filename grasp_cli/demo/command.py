@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import count
-from math import sqrt
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,13 +15,14 @@ import typer
 
 from grasp_cli.local import needing
 from grasp_cli.session import Session, online
-from grasp_cli.waiting import require_success, wait_for
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from grasp_cli.demo.experiment import Experiment
 
+WIDTH = 10  # of a column of the chart
+STEP = 0.05  # of its rows
 INTRODUCTION = """\
 Four offices have scanned handwritten digits, each with the scanner of its decade, and each trains
 a small model on its own, from one ancestor. You have digits as they are scanned today: {train} to
@@ -30,7 +31,7 @@ learn from, {val} to validate with, and {test} to test with. Now the models arri
 
 
 @dataclass(frozen=True)
-class Chapter:
+class SourceResult:
     """A source that arrived; accuracies are on the target's test split."""
 
     source: str
@@ -58,38 +59,39 @@ def demo(
         folder = files or Path(aside)
         folder.mkdir(parents=True, exist_ok=True)
         experiment = Experiment(folder, Path(aside), seed, QUICK if quick else Sizes())
-        story = Story(session, experiment, _free_name(session))
-        story.play()
-    result = story.result()
-    session.give(result, lambda: _shown(story.chapters, story.control))
-    session.say(_farewell(result))
+        shown = Demo(session, experiment, _free_name(session))
+        shown.run()
+    result = shown.result()
+    session.print_result(result, lambda: _rendered(shown.results, shown.control))
+    session.print_text(_summary(result))
 
 
-class Story:
+class Demo:
     """What happens, in order."""
 
     def __init__(self, session: Session, experiment: Experiment, name: str) -> None:
         self.session = session
         self.experiment = experiment
         self.name = name  # of the target and of the model
-        self.chapters: list[Chapter] = []
+        self.results: list[SourceResult] = []
         self.control = 0.0  # the ancestor, fine-tuned on the target alone
         self.rival = 0.0  # so is the source that is best alone
 
-    def play(self) -> None:
+    def run(self) -> None:
         from grasp_cli.demo.digits import DECADES
+        from grasp_cli.progress import require_success, wait_for
 
         experiment = self.experiment
-        self.session.say(INTRODUCTION.format(**experiment.counts()))
+        self.session.print_text(INTRODUCTION.format(**experiment.counts()))
         preparing = self._begin()
-        with self._bar("the ancestor", "train") as heard:
-            ancestor = experiment.train_ancestor(heard)
+        with self._bar("the ancestor", "train") as progress:
+            ancestor = experiment.train_ancestor(progress)
         require_success(wait_for(self.session, preparing, f"model {self.name}"))
         sources: dict[str, Path] = {}
         for decade in DECADES:
-            with self._bar(decade, "train") as heard:
-                sources[decade] = experiment.train_source(decade, ancestor, heard)
-            self.chapters.append(self._offer(decade, sources[decade]))
+            with self._bar(decade, "train") as progress:
+                sources[decade] = experiment.train_source(decade, ancestor, progress)
+            self.results.append(self._offer(decade, sources[decade]))
         self.control = self._fine_tune("the ancestor", ancestor)
         self.rival = self._fine_tune(self.best.source, sources[self.best.source])
 
@@ -108,11 +110,13 @@ class Story:
         )
         return model.job.id
 
-    def _offer(self, decade: str, source: Path) -> Chapter:
+    def _offer(self, decade: str, source: Path) -> SourceResult:
+        from grasp_cli.progress import wait_for
+
         pushed = self.session.grasp.sources.push(source, model=self.name, name=decade)
         job = wait_for(self.session, pushed.job.id, decade)
         model = self.session.grasp.models.get(self.name)
-        return Chapter(
+        return SourceResult(
             source=decade,
             alone=self.experiment.measure(source),
             status=job.status,
@@ -122,17 +126,17 @@ class Story:
         )
 
     def _fine_tune(self, name: str, weights: Path) -> float:
-        with self._bar(f"{name} on the target alone", "fine-tune") as heard:
-            return self.experiment.fine_tune(weights, len(self.chapters), heard)
+        with self._bar(f"{name} on the target alone", "fine-tune") as progress:
+            return self.experiment.fine_tune(weights, len(self.results), progress)
 
     @property
-    def best(self) -> Chapter:
+    def best(self) -> SourceResult:
         """Of the sources as they came."""
-        return max(self.chapters, key=lambda chapter: chapter.alone)
+        return max(self.results, key=lambda each: each.alone)
 
     @contextmanager
     def _bar(self, label: str, stage: str) -> Iterator[Callable[[float, float], None]]:
-        from grasp_cli.bars import stage_bar
+        from grasp_cli.progress import stage_bar
 
         with stage_bar(self.session, label) as show:
             yield lambda fraction, loss: show(stage, fraction, {"loss": loss})
@@ -141,11 +145,11 @@ class Story:
         best = {"name": self.best.source, "alone": self.best.alone, "fine_tuned": self.rival}
         return {
             "model": self.name,
-            "version": self.chapters[-1].version,
-            "merged": self.chapters[-1].merged,
+            "version": self.results[-1].version,
+            "merged": self.results[-1].merged,
             "best_source": best,
             "fine_tuned_ancestor": self.control,
-            "sources": [asdict(chapter) for chapter in self.chapters],
+            "sources": [asdict(each) for each in self.results],
             "test_digits": self.experiment.counts()["test"],
             "page": f"{self.session.grasp.url}/ui/models/{self.name}",
             "pull": f"grasp pull {self.name}{_where(self.session.grasp.url)}",
@@ -168,42 +172,40 @@ def _where(url: str) -> str:
     return "" if url == DEFAULT_URL else f" --url {url}"
 
 
-def _shown(chapters: Sequence[Chapter], control: float) -> RenderableType:
+def _rendered(results: Sequence[SourceResult], control: float) -> RenderableType:
     from rich.console import Group
 
-    return Group(_table(chapters), _plot(chapters, control))
+    return Group(_table(results), _plot(results, control))
 
 
-def _table(chapters: Sequence[Chapter]) -> RenderableType:
+def _table(results: Sequence[SourceResult]) -> RenderableType:
     from grasp_cli.tables import listed, shown, status
 
     rows = [
         (
-            chapter.source,
-            f"{chapter.alone:.3f}",
-            status(chapter.status),
-            shown(chapter.transferred_share and f"{chapter.transferred_share:.0%}"),
-            shown(chapter.version),
-            shown(chapter.merged and f"{chapter.merged:.3f}"),
+            each.source,
+            f"{each.alone:.3f}",
+            status(each.status),
+            shown(each.transferred_share and f"{each.transferred_share:.0%}"),
+            shown(each.version),
+            shown(each.merged and f"{each.merged:.3f}"),
         )
-        for chapter in chapters
+        for each in results
     ]
     columns = ("source", "alone", "fold", "transferred", "version", "merged model")
     return listed(columns, rows, "no sources")
 
 
-def _plot(chapters: Sequence[Chapter], control: float) -> RenderableType:
+def _plot(results: Sequence[SourceResult], control: float) -> RenderableType:
     from rich.text import Text
 
-    from grasp_cli.demo.chart import chart
-
     marks = {
-        "○": [chapter.alone for chapter in chapters],
-        "●": [chapter.merged or 0.0 for chapter in chapters],
+        "○": [each.alone for each in results],
+        "●": [each.merged or 0.0 for each in results],
     }
     text = Text(
         "accuracy on the target's test split\n"
-        f"{chart([chapter.source for chapter in chapters], marks, control)}\n\n"
+        f"{chart([each.source for each in results], marks, control)}\n\n"
         "● GRASP after folding the source in   ○ the source alone\n"
         "┄ the ancestor, fine-tuned on the target alone\n"
     )
@@ -212,16 +214,39 @@ def _plot(chapters: Sequence[Chapter], control: float) -> RenderableType:
     return text
 
 
+def chart(columns: Sequence[str], series: Mapping[str, Sequence[float]], level: float) -> str:
+    """A plot for a terminal: marks over columns.
+
+    `series` has a value per column for each mark, the last one on top.
+    `level` is drawn as a line across. The axis spans what there is, in whole tenths.
+    """
+    values = [level, *(value for points in series.values() for value in points)]
+    low, high = math.floor(min(values) * 10) / 10, math.ceil(max(values) * 10) / 10
+    height = round((high - low) / STEP)
+    rows = [[" "] * (WIDTH * len(columns)) for _ in range(height + 1)]  # the lowest first
+
+    def row(value: float) -> list[str]:
+        return rows[round((value - low) / STEP)]
+
+    row(level)[:] = "┄" * (WIDTH * len(columns))
+    for mark, points in series.items():
+        for number, value in enumerate(points):
+            row(value)[number * WIDTH + WIDTH // 2] = mark
+    drawn = [f"{low + STEP * i:5.2f} ┤{''.join(cells)}".rstrip() for i, cells in enumerate(rows)]
+    names = "".join(name.center(WIDTH) for name in columns).rstrip()
+    return "\n".join([*reversed(drawn), f"{'':6}└{'─' * WIDTH * len(columns)}", f"{'':7}{names}"])
+
+
 def _noise(accuracy: float, count: int) -> float:
     """How far apart two equally good models are on so many examples, in 19 of 20 cases, at most.
 
     Two more right and two more wrong (Agresti and Coull) keep it from 0 where all are right.
     """
     share = (accuracy * count + 2) / (count + 4)
-    return 1.96 * sqrt(2 * share * (1 - share) / count)
+    return 1.96 * math.sqrt(2 * share * (1 - share) / count)
 
 
-def _farewell(result: dict[str, Any]) -> str:
+def _summary(result: dict[str, Any]) -> str:
     best = result["best_source"]
     noise = _noise(result["merged"], result["test_digits"])
     return (

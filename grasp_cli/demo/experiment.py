@@ -1,7 +1,7 @@
 """The demo's side of the story: sources are trained, and models are measured on the target.
 
 No digit of the target is in anybody's training data, and of the target itself only the train split
-is learned from: validation chooses the epoch, and test is what is told.
+is learned from: validation chooses the epoch, and test is what is shown.
 
 Test accuracy over the seeds 0 to 6, on average: the best source alone 0.735, the ancestor
 fine-tuned on the target alone 0.716, the merged model 0.907, for no seed below either. The best
@@ -18,18 +18,25 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import timm
 import torch
 
 from grasp_cli.demo.digits import ANCESTOR, CLASSES, DECADES, SIDE, TODAY, Digits, Scanner
-from grasp_cli.demo.training import test_accuracy, train
 from grasp_core import (
     Augmentation,
+    Checkpoint,
+    CheckpointInfo,
     FoldConfig,
     ImageClassification,
     ModelSpec,
     PreprocessingOverrides,
     Progress,
+    Runtime,
+    build_model,
+    evaluate,
     fold,
+    load_weights,
+    write_checkpoint,
 )
 
 SPEC = ModelSpec(
@@ -37,8 +44,10 @@ SPEC = ModelSpec(
     classes=CLASSES,
     preprocessing=PreprocessingOverrides(image_size=SIDE),
 )
+BATCH = 32
+CPU = FoldConfig(device="cpu")  # so small a model is not faster elsewhere
 UPRIGHT = Augmentation(flip=False)  # a mirrored digit is none
-Heard = Callable[[float, float], None]  # the share that is done, and the loss
+OnBatch = Callable[[float, float], None]  # the share that is done, and the loss
 
 
 @dataclass(frozen=True)
@@ -98,13 +107,13 @@ class Experiment:
         train, val = (each * len(CLASSES) for each in (self.sizes.train, self.sizes.val))
         return {"train": train, "val": val, "test": self.sizes.target - train - val}
 
-    def train_ancestor(self, progress: Heard | None = None) -> Path:
+    def train_ancestor(self, progress: OnBatch | None = None) -> Path:
         """What all sources begin from: it has only seen clean digits."""
         task = self._task("ancestor", self._digits[: self.sizes.ancestor], ANCESTOR, self.seed)
         epochs = self.sizes.ancestor_epochs
         return self._train("ancestor", task, epochs, 3e-3, None, self.seed, progress)
 
-    def train_source(self, decade: str, ancestor: Path, progress: Heard | None = None) -> Path:
+    def train_source(self, decade: str, ancestor: Path, progress: OnBatch | None = None) -> Path:
         """The ancestor, trained on with the digits and the scanner of a decade."""
         number = list(DECADES).index(decade)
         own = self._digits[self._first(number) : self._first(number + 1)]
@@ -117,13 +126,13 @@ class Experiment:
         """How often a model is right on the target's test split."""
         return test_accuracy(SPEC, weights, self._target_task)
 
-    def fine_tune(self, weights: Path, folds: int, progress: Heard) -> float:
+    def fine_tune(self, weights: Path, folds: int, progress: OnBatch) -> float:
         """What the target alone makes of a model: its test accuracy after as many epochs as so
         many folds have."""
         config = FoldConfig.model_validate(self.merge)
         refine = config.refine.model_copy(update={"epochs": folds * self.sizes.refine_epochs})
 
-        def heard(step: Progress) -> None:
+        def show(step: Progress) -> None:
             progress(step.fraction, step.metrics.get("loss", 0.0))
 
         report = fold(
@@ -132,7 +141,7 @@ class Experiment:
             self._target_task,
             self.aside / "fine-tuned.safetensors",
             config=config.model_copy(update={"refine": refine}),
-            progress=heard,
+            progress=show,
         )
         assert report.metrics.after is not None  # noqa: S101 - a first source is always folded
         return report.metrics.after.test.accuracy
@@ -161,7 +170,7 @@ class Experiment:
         lr: float,
         ancestor: Path | None,
         seed: int,
-        progress: Heard | None,
+        progress: OnBatch | None,
     ) -> Path:
         return train(
             SPEC,
@@ -174,3 +183,46 @@ class Experiment:
             seed=seed,
             progress=progress,
         )
+
+
+def train(
+    spec: ModelSpec,
+    task: ImageClassification,
+    path: Path,
+    *,
+    epochs: int,
+    lr: float,
+    ancestor: Path | None = None,
+    augmentation: Augmentation = Augmentation(),  # noqa: B008 - immutable
+    seed: int = 0,
+    progress: OnBatch | None = None,
+) -> Path:
+    """Write a model trained on the task, from scratch or on from an `ancestor`.
+
+    `progress` is called after every batch, with the share that is done, and the loss.
+    """
+    torch.manual_seed(seed)
+    model = timm.create_model(spec.architecture, num_classes=len(spec.classes)).train()
+    if ancestor is not None:
+        model.load_state_dict(dict(Checkpoint(ancestor)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
+    steps, done = epochs * task.training_steps(BATCH), 0
+    for epoch in range(epochs):
+        for batch in task.training_batches(BATCH, seed + epoch, augmentation):
+            optimizer.zero_grad()
+            loss = task.loss(model, batch)
+            loss.backward()
+            optimizer.step()
+            done += 1
+            if progress is not None:
+                progress(done / steps, float(loss.detach()))
+    write_checkpoint(path, model.state_dict(), CheckpointInfo(classes=spec.classes))
+    return path
+
+
+def test_accuracy(spec: ModelSpec, weights: Path, task: ImageClassification) -> float:
+    """How often a model is right on the task's test split, as it is."""
+    runtime = Runtime.choose(CPU)
+    model = build_model(spec)
+    load_weights(model, Checkpoint(weights), runtime.device)
+    return evaluate(model, task, "test", runtime, BATCH).accuracy

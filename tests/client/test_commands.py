@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from grasp_cli import transfer
 from grasp_cli.main import cli
-from grasp_cli.waiting import watch_jobs
+from grasp_cli.progress import watch_jobs
 from grasp_client._sync.jobs import Jobs
 from tests.app.world import CLASSES, Server, World, checkpoint, sha256
 from tests.client.hand import working
@@ -186,7 +185,7 @@ class TestWatch:
             with working(world):  # not earlier, or there is nothing to be seen
                 watch_jobs(*args, **options)
 
-        monkeypatch.setattr(transfer, "watch_jobs", watch)
+        monkeypatch.setattr("grasp_cli.progress.watch_jobs", watch)
         result = run("watch", model, code=1)
 
         ends = [line for line in result.stdout.splitlines() if not line.startswith(" ")]

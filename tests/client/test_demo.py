@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
-from grasp_cli.demo.chart import chart
-from grasp_cli.demo.command import Chapter, _farewell, _shown
+from grasp_cli.demo.command import SourceResult, _rendered, _summary, chart
 from grasp_cli.demo.digits import DECADES, TODAY, Digits
 from grasp_cli.demo.experiment import QUICK, SPEC, Experiment, Sizes
 from grasp_cli.main import cli
@@ -44,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def told(client: httpx.Client, folder: Path) -> dict[str, Any]:
+def result(client: httpx.Client, folder: Path) -> dict[str, Any]:
     """What the demo says as JSON, on a server where somebody has used its name before."""
     taken = client.post("/targets", data={"name": "demo"}, files={"file": ("a.npz", b"nothing")})
     assert taken.status_code == 202
@@ -53,27 +52,29 @@ def told(client: httpx.Client, folder: Path) -> dict[str, Any]:
     return found
 
 
-def test_it_takes_a_name_that_is_free(told: dict[str, Any]) -> None:
-    assert told["model"] == "demo-2"
+def test_it_takes_a_name_that_is_free(result: dict[str, Any]) -> None:
+    assert result["model"] == "demo-2"
 
 
-def test_all_sources_were_offered_and_measured(client: httpx.Client, told: dict[str, Any]) -> None:
+def test_all_sources_were_offered_and_measured(
+    client: httpx.Client, result: dict[str, Any]
+) -> None:
     info = client.get("/models/demo-2/info").json()
 
-    assert [source["source"] for source in told["sources"]] == list(DECADES)
-    assert {source["status"] for source in told["sources"]} <= {"succeeded", "rejected"}
-    assert (told["version"], told["merged"]) == (
+    assert [source["source"] for source in result["sources"]] == list(DECADES)
+    assert {source["status"] for source in result["sources"]} <= {"succeeded", "rejected"}
+    assert (result["version"], result["merged"]) == (
         info["version"],
         info["metrics"]["after"]["test"]["accuracy"],
     )
-    assert told["best_source"]["alone"] == max(source["alone"] for source in told["sources"])
-    assert told["test_digits"] == 220 - 60 - 100
+    assert result["best_source"]["alone"] == max(source["alone"] for source in result["sources"])
+    assert result["test_digits"] == 220 - 60 - 100
 
 
 def test_what_the_target_alone_makes_of_the_best_source_is_told(
-    told: dict[str, Any], folder: Path, tmp_path: Path
+    result: dict[str, Any], folder: Path, tmp_path: Path
 ) -> None:
-    best = told["best_source"]
+    best = result["best_source"]
     experiment = Experiment(folder, tmp_path, 0, QUICK)
 
     again = experiment.fine_tune(
@@ -81,23 +82,23 @@ def test_what_the_target_alone_makes_of_the_best_source_is_told(
     )
 
     assert best["fine_tuned"] == again
-    assert f"{best['name']}, {again:.1%};" in _farewell(told)
+    assert f"{best['name']}, {again:.1%};" in _summary(result)
 
 
 def test_it_ends_with_a_page_and_a_way_to_take_it(
-    client: httpx.Client, told: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    client: httpx.Client, result: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert client.get(told["page"]).status_code == 200
-    command, *words = told["pull"].split()
+    assert client.get(result["page"]).status_code == 200
+    command, *words = result["pull"].split()
 
     assert command == "grasp"
-    assert invoke(*words).stdout == f"demo-2-v{told['version']}.safetensors\n"
+    assert invoke(*words).stdout == f"demo-2-v{result['version']}.safetensors\n"
 
 
 def test_without_a_server_the_same_files_make_the_same_bytes(
     client: httpx.Client,
-    told: dict[str, Any],
+    result: dict[str, Any],
     folder: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -115,12 +116,12 @@ def test_without_a_server_the_same_files_make_the_same_bytes(
 
 
 def test_people_see_a_table_and_a_plot(capsys: pytest.CaptureFixture[str]) -> None:
-    chapters = [
-        Chapter("1970s", 0.3, "succeeded", 1.0, 1, 0.7),
-        Chapter("1980s", 0.51, "rejected", None, 1, 0.7),
+    results = [
+        SourceResult("1970s", 0.3, "succeeded", 1.0, 1, 0.7),
+        SourceResult("1980s", 0.51, "rejected", None, 1, 0.7),
     ]
 
-    console().print(_shown(chapters, 0.6))
+    console().print(_rendered(results, 0.6))
 
     shown = capsys.readouterr().out
     assert re.search(r"1980s +0.510 +rejected +- +1 +0.700", shown)
@@ -135,7 +136,7 @@ def test_it_says_what_was_measured_and_what_chance_alone_does(
     count = 357
     rng = np.random.default_rng(0)
     first, second = rng.binomial(count, merged, (2, 10_000)) / count
-    said = _farewell(
+    said = _summary(
         {
             "merged": merged,
             "best_source": {"name": "1990s", "alone": 0.773, "fine_tuned": fine_tuned},

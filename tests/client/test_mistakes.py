@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from grasp_cli.mistakes import explain
+from grasp_cli.session import explain
 from grasp_client import Grasp
 from grasp_client.errors import GraspError, refusal
 

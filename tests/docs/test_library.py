@@ -9,7 +9,7 @@ import timm
 import torch
 from PIL import Image
 
-from grasp_cli.demo.training import train
+from grasp_cli.demo.experiment import train
 from grasp_core import ImageClassification, ModelSpec
 from scripts.markdown_code import blocks
 

@@ -1,4 +1,5 @@
-"""Progress on a terminal: bars; and where nobody looks at one, a line for every stage."""
+"""Work on its way: bars on a terminal, and where nobody looks at one, a line for every stage; jobs
+that are waited for, and how they ended."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
+import typer
 from rich.markup import escape
 from rich.progress import (
     BarColumn,
@@ -17,16 +19,22 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from grasp_cli.session import Output, Session, console
+from grasp_cli.session import INTERRUPTED, NOT_DONE, Output, Session, console
+from grasp_cli.tables import change
 from grasp_client import files
 
 if TYPE_CHECKING:
     from grasp_client import Job
 
 LIVE = ("loss", "accuracy", "val_accuracy")  # figures of a running fold that are worth a glance
+GATE_HINT = (
+    "`grasp jobs report {job.id}` has the figures; to allow it, widen the gate with"
+    " `grasp models update {job.model} --set gate.…`, push the file again, and"
+    " `grasp jobs retry {job.id}`"
+)
 
 
-class Show(Protocol):
+class ShowStage(Protocol):
     """Where work in stages is: the stage, the share of the whole that is done, and figures."""
 
     def __call__(self, stage: str, fraction: float, metrics: Mapping[str, Any]) -> None: ...
@@ -44,7 +52,7 @@ def transfer_bar(output: Output, label: str) -> Iterator[Callable[[int, int], No
 
 @contextmanager
 def upload_bar(output: Output, label: str) -> Iterator[Callable[[int, int], None]]:
-    """The same; whoever interrupts a large one hears that it is not lost."""
+    """The same; whoever interrupts a large one reads that it is not lost."""
     size = 0
     try:
         with transfer_bar(output, label) as show:
@@ -57,7 +65,9 @@ def upload_bar(output: Output, label: str) -> Iterator[Callable[[int, int], None
             yield progress
     except KeyboardInterrupt:
         if size >= files.LARGE_BYTES:
-            output.note(f"{label}: what has arrived is kept; the same command goes on with it")
+            output.print_note(
+                f"{label}: what has arrived is kept; the same command goes on with it"
+            )
         raise
 
 
@@ -66,30 +76,30 @@ def job_bar(session: Session, label: str) -> Iterator[Callable[[Job], None]]:
     """For a job: to be called with its states."""
     with stage_bar(session, label) as show:
 
-        def tell(job: Job) -> None:
+        def show_job(job: Job) -> None:
             if not job.ended:
                 running = job.status == "running"
                 waits = f"waits: {job.error.message}" if job.error else job.status
                 show((job.stage if running else None) or waits, job.progress, job.metrics)
 
-        yield tell
+        yield show_job
 
 
 @contextmanager
-def stage_bar(output: Output, label: str) -> Iterator[Show]:
+def stage_bar(output: Output, label: str) -> Iterator[ShowStage]:
     """For work in stages."""
     text = TextColumn("{task.description} [dim]{task.fields[stage]}")
     figures = TextColumn("[dim]{task.fields[figures]}")
     columns = (text, BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), figures)
     with _progress(output, *columns) as bars:
         task = bars.add_task(escape(label), total=1.0, stage="", figures="")
-        heard = ""
+        last = ""
 
         def show(stage: str, fraction: float, metrics: Mapping[str, Any]) -> None:
-            nonlocal heard
-            if bars.disable and stage != heard:
-                output.note(f"{label}: {stage}")
-            heard = stage
+            nonlocal last
+            if bars.disable and stage != last:
+                output.print_note(f"{label}: {stage}")
+            last = stage
             bars.update(task, completed=fraction, stage=escape(stage), figures=_figures(metrics))
 
         yield show
@@ -104,3 +114,55 @@ def _progress(output: Output, *columns: Any) -> Progress:
 def _figures(metrics: Mapping[str, Any]) -> str:
     found = ((name, metrics.get(name)) for name in LIVE)
     return "  ".join(f"{name} {value:.3f}" for name, value in found if isinstance(value, float))
+
+
+def watch_jobs(session: Session, jobs: Mapping[str, str], *, every_state: bool = False) -> None:
+    """Wait for jobs, ids with what to call them, one after the other.
+
+    Ends the command with NOT_DONE if one of them did not succeed. As JSON, a line for each, or for
+    each of their states.
+    """
+    ended = []
+    for job_id, label in jobs.items():
+        ended.append(wait_for(session, job_id, label, every_state=every_state))
+        if session.as_json and not every_state:
+            session.print_json(ended[-1])
+    require_success(*ended)
+
+
+def wait_for(session: Session, job_id: str, label: str, *, every_state: bool = False) -> Job:
+    """The job in its last state, after it was shown on its way there."""
+    try:
+        with job_bar(session, label) as show:
+            for job in session.grasp.jobs.follow(job_id):
+                show(job)
+                if session.as_json and every_state:
+                    session.print_json(job)
+    except KeyboardInterrupt:
+        session.print_note(f"{label} goes on: `grasp watch {job_id}` looks at it again")
+        raise typer.Exit(INTERRUPTED) from None
+    session.print_text(f"{label}: {outcome(job)}")
+    return job
+
+
+def require_success(*jobs: Job) -> None:
+    if not all(job.succeeded for job in jobs):
+        raise typer.Exit(NOT_DONE)
+
+
+def outcome(job: Job) -> str:
+    """How it ended, in a line, and what to do about it in another."""
+    if job.succeeded:
+        made = f"version {job.version}" if job.version else "done"
+        return ", ".join((made, *_measured(job.metrics)))
+    if job.error is None:
+        return job.status
+    hint = GATE_HINT.format(job=job) if job.error.code == "gate_rejected" else job.error.hint
+    return f"{job.status}: {job.error.message}" + (f"\n  {hint}" if hint else "")
+
+
+def _measured(metrics: Mapping[str, Any]) -> list[str]:
+    measured = change(metrics, "val")
+    found = [f"validation accuracy {measured}"] if measured != "-" else []
+    share = metrics.get("transferred_share")
+    return [*found, f"{share:.0%} transferred"] if share is not None else found
