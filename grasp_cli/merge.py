@@ -102,9 +102,9 @@ def merge(
     parameters = _parameters(config, settings, seed, device)
     overrides = _overrides(preprocess, image_size)
     with errors_in_words(), needing("torch", "merging"):
-        from grasp_cli.offline import Recipe, merge_files
+        from grasp_cli.offline import MergeOptions, merge_files
 
-        recipe = Recipe(
+        options = MergeOptions(
             architecture=architecture,
             target=target.absolute(),
             classes=_names(classes),
@@ -115,7 +115,7 @@ def merge(
         )
         try:
             outcomes = merge_files(
-                recipe,
+                options,
                 sources,
                 output,
                 lambda label: stage_bar(out, label),

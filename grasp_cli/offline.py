@@ -28,7 +28,7 @@ Bar = Callable[[str], AbstractContextManager[ReportProgress]]  # of what has thi
 
 
 @dataclass(frozen=True)
-class Recipe:
+class MergeOptions:
     """What all folds of one merge have in common, as a model of the service has."""
 
     architecture: str
@@ -42,7 +42,7 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class OfflineSource:
     """A source that fits: what the user called it, and the safetensors that hold it."""
 
     given: Path
@@ -54,7 +54,7 @@ class Candidate:
 class Outcome:
     """What became of a source."""
 
-    source: Candidate
+    source: OfflineSource
     status: Literal["accepted", "rejected", "known"]  # known: the same bytes came before
     version: int | None = None
     folded: Folded | None = None
@@ -73,7 +73,7 @@ class Outcome:
 
 
 def merge_files(
-    recipe: Recipe,
+    options: MergeOptions,
     sources: Sequence[Path],
     output: Path,
     bar: Bar,
@@ -88,27 +88,27 @@ def merge_files(
     when everything is done. Raises what the operations raise; a source that is no such model does
     so before the first is folded.
     """
-    if recipe.threads is not None:
-        torch.set_num_threads(recipe.threads)
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
     output.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as folder:
-        with bar(recipe.target.name) as report:
-            work = Merge.begin(recipe, Path(folder), report, merged, version)
-        candidates = [work.admit(path) for path in sources]
+        with bar(options.target.name) as report:
+            work = OfflineMerge.begin(options, Path(folder), report, merged, version)
+        offered = [work.check(path) for path in sources]
         outcomes = []
-        for candidate in candidates:
-            with bar(candidate.given.name) as report:
-                outcomes.append(work.fold(candidate, report))
+        for source in offered:
+            with bar(source.given.name) as report:
+                outcomes.append(work.fold(source, report))
         if work.newest is not None and work.newest != merged:
             work.newest.replace(output)
     return outcomes
 
 
 @dataclass
-class Merge:
+class OfflineMerge:
     """A merged model on its way, in a folder of its own."""
 
-    recipe: Recipe
+    options: MergeOptions
     spec: ModelSpec
     fingerprint: str  # of the target
     folder: Path
@@ -119,67 +119,67 @@ class Merge:
     @classmethod
     def begin(
         cls,
-        recipe: Recipe,
+        options: MergeOptions,
         folder: Path,
         report: ReportProgress,
         merged: Path | None,
         version: int | None,
-    ) -> Merge:
+    ) -> OfflineMerge:
         """Read the target, as the service does for a new target and for a new model of it."""
-        summary = ValidateTarget(recipe.target, recipe.cache).run(report)
+        summary = ValidateTarget(options.target, options.cache).run(report)
         prepared = PrepareModel(
-            architecture=recipe.architecture,
-            classes=recipe.classes,
-            preprocessing=recipe.preprocessing,
-            target_path=recipe.target,
+            architecture=options.architecture,
+            classes=options.classes,
+            preprocessing=options.preprocessing,
+            target_path=options.target,
             target_fingerprint=summary.fingerprint,
             target_classes=summary.classes,
-            cache_dir=recipe.cache,
+            cache_dir=options.cache,
         ).run(report)
         spec = ModelSpec(
-            architecture=recipe.architecture,
+            architecture=options.architecture,
             classes=prepared.classes,
-            preprocessing=recipe.preprocessing,
+            preprocessing=options.preprocessing,
         )
         number = version or _version_of(merged)
-        return cls(recipe, spec, summary.fingerprint, folder, merged, number)
+        return cls(options, spec, summary.fingerprint, folder, merged, number)
 
-    def admit(self, path: Path) -> Candidate:
+    def check(self, path: Path) -> OfflineSource:
         """The source as safetensors that fit. Raises CheckpointError, CheckpointMismatch."""
-        file, classes = path, self.recipe.source_classes
+        file, classes = path, self.options.source_classes
         if path.suffix.lower() in CONVERTED:
             file = Path(mkdtemp(dir=self.folder), path.name)  # two may have the same name
             convert_checkpoint(path, file, spec=self.spec, classes=classes)
         opened = Inputs.open(self.spec, file, self.newest, classes, version=None)
-        return Candidate(path, file, opened.source.sha256)
+        return OfflineSource(path, file, opened.source.sha256)
 
-    def fold(self, candidate: Candidate, report: ReportProgress) -> Outcome:
+    def fold(self, source: OfflineSource, report: ReportProgress) -> Outcome:
         """What the gate rejects leaves the model as it is."""
-        if candidate.sha256 in self._seen:  # the service, too, folds the same bytes only once
-            return Outcome(candidate, "known")
-        self._seen.add(candidate.sha256)
-        operation = self._operation(candidate)
+        if source.sha256 in self._seen:  # the service, too, folds the same bytes only once
+            return Outcome(source, "known")
+        self._seen.add(source.sha256)
+        operation = self._operation(source)
         folded = operation.run(report)
-        self._discard(candidate.file)
+        self._discard(source.file)
         if folded.outcome == "rejected":
-            return Outcome(candidate, "rejected", folded=folded)
+            return Outcome(source, "rejected", folded=folded)
         self._discard(self.newest)
         self.newest, self.version = operation.output, operation.version
-        return Outcome(candidate, "accepted", operation.version, folded)
+        return Outcome(source, "accepted", operation.version, folded)
 
-    def _operation(self, candidate: Candidate) -> FoldSource:
+    def _operation(self, source: OfflineSource) -> FoldSource:
         version = self.version + 1
         return FoldSource(
             spec=self.spec,
-            config=self.recipe.config,
+            config=self.options.config,
             version=version,
-            source=candidate.file,
-            source_sha256=candidate.sha256,
+            source=source.file,
+            source_sha256=source.sha256,
             merged=self.newest,
-            source_classes=self.recipe.source_classes,
-            target_path=self.recipe.target,
+            source_classes=self.options.source_classes,
+            target_path=self.options.target,
             target_fingerprint=self.fingerprint,
-            cache_dir=self.recipe.cache,
+            cache_dir=self.options.cache,
             work_dir=self.folder / "work",
             output=self.folder / f"v{version}.safetensors",
         )

@@ -71,7 +71,7 @@ def arguments(files: Path, *words: str) -> list[str]:
 
 
 def unframed(text: str) -> str:
-    """What was typed wrongly is told in a box, and broken into lines."""
+    """What was typed wrongly is said in a box, and broken into lines."""
     return " ".join(text.replace("│", " ").split())
 
 
@@ -106,12 +106,12 @@ def test_it_ends_in_the_bytes_of_the_service(files: Path, tmp_path: Path, run: R
         files, aside, [files / "a.safetensors", aside / "b.safetensors"]
     )
 
-    told = json.loads(run("a.safetensors", "b.pt", "--json").stdout)
+    result = json.loads(run("a.safetensors", "b.pt", "--json").stdout)
 
-    assert told["sha256"] == second.sha256 == sha256_file(Path("out"))
-    assert (told["path"], told["version"]) == ("out", 2)
-    assert [source["status"] for source in told["sources"]] == ["accepted", "accepted"]
-    assert [source["metrics"] for source in told["sources"]] == [first.metrics, second.metrics]
+    assert result["sha256"] == second.sha256 == sha256_file(Path("out"))
+    assert (result["path"], result["version"]) == ("out", 2)
+    assert [source["status"] for source in result["sources"]] == ["accepted", "accepted"]
+    assert [source["metrics"] for source in result["sources"]] == [first.metrics, second.metrics]
     assert sorted(path.name for path in Path().iterdir()) == ["aside", "out"]
 
 
@@ -142,9 +142,9 @@ def test_what_the_gate_rejects_is_passed_over(files: Path, run: Run) -> None:
     assert ["a.safetensors", "known", "-"] in table
     assert "wild.safetensors was rejected: the source's root mean square" in result.stdout
     assert Checkpoint("out").info.lineage.version == 1
-    told = json.loads(Path("report.json").read_text())
-    assert [report["outcome"] for report in told["reports"]] == ["accepted", "rejected"]
-    assert told["reports"][0]["sha256"] == told["sha256"]
+    result = json.loads(Path("report.json").read_text())
+    assert [report["outcome"] for report in result["reports"]] == ["accepted", "rejected"]
+    assert result["reports"][0]["sha256"] == result["sha256"]
 
 
 def test_nothing_accepted_is_no_success(run: Run) -> None:
@@ -252,11 +252,11 @@ def test_a_checkpoint_is_converted_beside_itself(files: Path, tmp_path: Path) ->
 def test_it_is_converted_into_a_folder_and_says_what_it_is(files: Path, tmp_path: Path) -> None:
     names = ("-a", SPEC.architecture, "--classes", "one,two,zero")
 
-    told = json.loads(convert(files / "b.pt", tmp_path, *names, "--json").stdout)
+    result = json.loads(convert(files / "b.pt", tmp_path, *names, "--json").stdout)
 
-    file = Checkpoint(told["path"])
+    file = Checkpoint(result["path"])
     assert file.path == tmp_path / "b.safetensors"
-    assert (file.sha256, file.path.stat().st_size) == (told["sha256"], told["size"])
+    assert (file.sha256, file.path.stat().st_size) == (result["sha256"], result["size"])
     assert (file.info.architecture, file.info.classes) == (SPEC.architecture, CLASSES)
 
 

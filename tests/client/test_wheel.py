@@ -106,11 +106,11 @@ def test_it_pushes_a_source_and_pulls_the_model(
         pushed = run(
             training / "grasp", "push", "merged", "site-a.safetensors", "--wait", environment=at
         )
-        told = run(training / "python", "-P", "-c", PUSH, environment=at)
+        result = run(training / "python", "-P", "-c", PUSH, environment=at)
     pulled = run(training / "grasp", "pull", "merged", "--json", environment=at)
 
     assert "version 1" in pushed.stdout
-    assert told.stdout.split() == ["2", "merged.safetensors"]
+    assert result.stdout.split() == ["2", "merged.safetensors"]
     merged = world.client.get("/models/merged").content
     assert Path("merged.safetensors").read_bytes() == merged
     assert Path(json.loads(pulled.stdout)["path"]).read_bytes() == merged
