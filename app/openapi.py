@@ -226,11 +226,17 @@ def _header(name: str, description: str, example: str) -> dict[str, Any]:
 
 
 def model_body() -> dict[str, Any]:
-    """The JSON of a model, alone or in a form with its initial weights."""
+    """The JSON of a model, alone or in a form with its initial weights and its base."""
     form = {
         "model": {"type": "string", "description": "The JSON of the model."},
         "file": {"type": "string", "format": "binary", "description": "Initial weights."},
         "sha256": {"type": "string", "description": "Of the file: verified, if given."},
+        "base": {
+            "type": "string",
+            "format": "binary",
+            "description": "What the sources were fine-tuned from.",
+        },
+        "base_sha256": {"type": "string", "description": "Of the base: verified, if given."},
     }
     return {
         "requestBody": {

@@ -3,7 +3,15 @@
 from datetime import datetime
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    model_validator,
+)
 
 from app.fields import (
     MAX_INT,
@@ -133,6 +141,36 @@ class TargetCreated(Out):
     job: JobRead
 
 
+class BaseFromUri(In):
+    uri: Uri = Field(examples=["https://models.example/pretrained.safetensors"])
+    sha256: Sha256 | None = Field(None, description="Verified, if given.")
+
+
+class BaseFromUpload(In):
+    upload: UploadId
+    sha256: Sha256 | None = Field(None, description="Verified, if given.")
+
+
+def _kind_of_base(value: Any) -> str | None:
+    if value == "initial":
+        return "initial"
+    given = value.model_fields_set if isinstance(value, In) else value
+    found = {"uri", "upload"}.intersection(given) if isinstance(given, dict | set) else ()
+    return found.pop() if len(found) == 1 else None
+
+
+ModelBase = Annotated[
+    Annotated[BaseFromUri, Tag("uri")]
+    | Annotated[BaseFromUpload, Tag("upload")]
+    | Annotated[Literal["initial"], Tag("initial")],
+    Discriminator(
+        _kind_of_base,
+        custom_error_type="base",
+        custom_error_message='must be {"uri": …}, {"upload": …} or "initial"',
+    ),
+]
+
+
 class ModelCreate(In):
     name: Name
     architecture: str = Field(pattern=REFERENCE_PATTERN, description="A timm model name.")
@@ -153,6 +191,11 @@ class ModelCreate(In):
 
     queue: DeviceClass | None = Field(
         None, description="What kind of worker folds: gpu or cpu; null: any."
+    )
+    base: ModelBase | None = Field(
+        None,
+        description="What the sources were fine-tuned from, which some methods need: safetensors at"
+        ' a uri, a finished upload, or "initial": the weights that come in the part `file`.',
     )
 
     @model_validator(mode="after")
@@ -182,6 +225,11 @@ class ModelUpdate(In):
     queue: DeviceClass | None = None
 
 
+class BlobRead(Out):
+    sha256: str
+    size: int
+
+
 class ModelRead(Out):
     id: str
     name: str
@@ -197,6 +245,7 @@ class ModelRead(Out):
     keep_versions: int | None
     keep_sources: bool
     queue: DeviceClass | None
+    base: BlobRead | None = Field(None, description="What the sources were fine-tuned from.")
     error: JobError | None
     held: JobError | None = Field(
         None,
@@ -263,13 +312,14 @@ class VersionRead(Out):
     number: int
     sha256: str
     size: int
+    state: BlobRead | None = Field(None, description="What its method remembers, if it does.")
     parent: int | None
     source: str | None
     rollback_of: int | None = Field(description="The version that this one equals.")
     metrics: dict[str, Any]
     available: bool = Field(description="False: retention deleted the weights.")
     problem: ProblemKind | None = Field(
-        None, description="What is known to be wrong with the stored weights."
+        None, description="What is known to be wrong with the stored weights, or their state."
     )
     job: str
     created_at: datetime

@@ -4,7 +4,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from app.intake.tus import read_metadata
-from app.schemas import JobRead, ModelRead, SourceRead, TargetRead, UploadRead, VersionRead
+from app.schemas import (
+    BlobRead,
+    JobRead,
+    ModelRead,
+    SourceRead,
+    TargetRead,
+    UploadRead,
+    VersionRead,
+)
 from registry.jobs.states import RETRIABLE, TERMINAL
 from registry.jobs.transitions import Failure
 from registry.tables import Job, Model, ProblemKind, Source, Target, Upload, Version
@@ -101,6 +109,7 @@ def model_fields(model: Model, held: Failure | None = None) -> dict[str, Any]:
         "keep_versions": model.keep_versions,
         "keep_sources": model.keep_sources,
         "queue": model.queue,
+        "base": _show_blob(model.base_sha256, model.base_size),
         "error": model.error,
         "held": held.as_error() if held else None,
         "job": model.job_id,
@@ -113,6 +122,7 @@ def model_fields(model: Model, held: Failure | None = None) -> dict[str, Any]:
                 "jobs": f"/jobs?model={model.id}",
                 "target": f"/targets/{model.target_id}",
                 "download": me if model.version else None,
+                "base": f"{me}/base" if model.base_sha256 else None,
             }
         ),
     }
@@ -161,6 +171,7 @@ def show_version(version: Version, problem: ProblemKind | None = None) -> Versio
         number=version.number,
         sha256=version.sha256,
         size=version.size,
+        state=_show_blob(version.state_sha256, version.state_size),
         parent=version.parent,
         source=version.source_id,
         rollback_of=version.rollback_of,
@@ -169,8 +180,19 @@ def show_version(version: Version, problem: ProblemKind | None = None) -> Versio
         problem=problem,
         job=version.job_id,
         created_at=version.created_at,
-        links={"self": me, "report": f"{me}/report", "provenance": f"{me}/provenance"},
+        links=_present(
+            {
+                "self": me,
+                "report": f"{me}/report",
+                "provenance": f"{me}/provenance",
+                "state": f"{me}/state" if version.state_sha256 else None,
+            }
+        ),
     )
+
+
+def _show_blob(sha256: str | None, size: int | None) -> BlobRead | None:
+    return None if sha256 is None or size is None else BlobRead(sha256=sha256, size=size)
 
 
 def _present(links: Mapping[str, str | None]) -> dict[str, str]:

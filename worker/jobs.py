@@ -25,7 +25,7 @@ from grasp_core.operations import (
     ValidateTarget,
 )
 from registry.blobs.base import Blob
-from registry.blobs.damage import Input, base_inputs, target_input, version_inputs
+from registry.blobs.damage import Input, base_inputs, model_inputs, target_input
 from registry.jobs.queue import Lease
 from registry.models import record_preparation, spec_of
 from registry.process.settings import Settings
@@ -104,7 +104,7 @@ def read_job(session: Session, lease: Lease, settings: Settings) -> JobSpec:
         state_output=folder / STATE_OUTPUT,
         dry_run=job.kind == "dry_run",
     )
-    shared = {**base_inputs(model), **version_inputs(session, model)}
+    shared = model_inputs(session, model)
     return _on_target(target, settings, fold, **shared, source=source)
 
 

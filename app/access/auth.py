@@ -52,6 +52,8 @@ POLICY: dict[str, Scope | Literal["public"]] = {
     "download_model": "read",
     "list_versions": "read",
     "download_version": "read",
+    "download_state": "read",
+    "download_base": "read",
     "get_report": "read",
     "get_provenance": "read",
     "rollback_model": "write",

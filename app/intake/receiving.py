@@ -100,8 +100,8 @@ class Reception:
             expected = _digests(request)
             await self._take(part, request.stream(), "upload")
             for digest in expected:
-                self._check_digest(part, digest)
-        self._check_digest(part, self.fields.get("sha256"))
+                self.check_digest(part, digest)
+        self.check_digest(part, self.fields.get("sha256"))
 
     async def _receive_multipart(self, content_type: str, body: AsyncIterator[bytes]) -> None:
         async for part in read_parts(content_type, body):
@@ -137,7 +137,7 @@ class Reception:
         """Take bytes that come from elsewhere than the request's body."""
         await self._take(part, chunks, filename)
         if part == self._parts[0]:
-            self._check_digest(part, self.fields.get("sha256"))
+            self.check_digest(part, self.fields.get("sha256"))
 
     async def _take(self, part: str, chunks: AsyncIterator[bytes], filename: str) -> None:
         inspector = await self._begin(part, filename)
@@ -163,7 +163,8 @@ class Reception:
         if length is not None and str(length).isdecimal() and int(length) > limit:
             raise too_large(self._max_bytes)
 
-    def _check_digest(self, part: str, expected: str | None) -> None:
+    def check_digest(self, part: str, expected: str | None) -> None:
+        """Raises DigestMismatch if the file came and has another sha256 than `expected`."""
         if expected is None or part not in self.files:
             return
         found = self.files[part].writer.sha256()

@@ -12,7 +12,7 @@ from app.charts import Series, line_chart, shade
 from app.pages.words import percent
 from app.schemas import VersionRead
 from app.show import show_version
-from registry.blobs.damage import find_problems
+from registry.blobs.damage import find_version_problems
 from registry.tables import Model, ProblemKind, Source, Version
 
 MOST_VERSIONS = 100  # on a chart and in a table; the API lists all
@@ -65,11 +65,11 @@ def load_lineage(session: Session, model: Model) -> list[Entry]:
         .limit(MOST_VERSIONS)
     )
     found = session.execute(query).all()
-    known = find_problems(session, [version.sha256 for version, _ in found])
+    known = find_version_problems(session, [version for version, _ in found])
     entries: list[Entry] = []
     for version, source in reversed(found):
         before = entries[-1] if entries else None
-        entries.append(_entry(version, source, before, known.get(version.sha256)))
+        entries.append(_entry(version, source, before, known.get(version.number)))
     return entries
 
 

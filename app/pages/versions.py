@@ -10,7 +10,7 @@ from app.pages.rendering import PageDep
 from app.pages.reports import Report, flat, read_report, source_names
 from app.service import ServiceDep
 from app.show import show_model, show_version
-from registry.blobs.damage import find_problems, version_input
+from registry.blobs.damage import find_failure, find_version_problems, version_inputs
 from registry.lookup import find_named
 from registry.tables import Model, Source
 from registry.versions import find_version
@@ -27,12 +27,12 @@ def show_version_page(
         version = find_version(session, row, number)
         report = read_report(session, version.job_id, Report) or Report()
         source = session.get(Source, version.source_id) if version.source_id else None
-        problem = find_problems(session, [version.sha256]).get(version.sha256)
+        problem = find_version_problems(session, [version]).get(version.number)
         return page.show(
             "version.html",
             model=show_model(row),
             version=show_version(version, problem),
-            bad=version_input(row, version).failure(problem) if problem else None,
+            bad=find_failure(session, version_inputs(row, version).values()),
             source=source.name if source else None,
             measured=measured(report, row.classes or ()),
             environment=flat(report.environment),

@@ -18,6 +18,8 @@ from app.intake.intake import Intake, Place
 from app.intake.receiving import json_body, parse_json, validated, wrong_values
 from app.openapi import UPLOAD_PROBLEMS, body_of, model_body, problems
 from app.schemas import (
+    BaseFromUpload,
+    BaseFromUri,
     ModelCreate,
     ModelCreated,
     ModelInfo,
@@ -56,20 +58,44 @@ async def create_model(request: Request, service: ServiceDep, once: OnceDep) -> 
     """Only `name`, `architecture` and `target` are required. A job prepares the model.
 
     Initial weights may come as the part `file` of a form, with the JSON in the part `model`: they
-    are the first source, folded before any other.
+    are the first source, folded before any other. A base may come as the part `base`.
     """
     return await ModelIntake(request, service, once).answer()
 
 
 class ModelIntake(Intake[ModelCreate]):
+    parts = ("file", "base")
     early = "model"
     raw = False
 
     def parse(self, values: dict[str, Any]) -> ModelCreate:
         return validated(ModelCreate, values if self.is_json else _described(values))
 
-    async def locate(self, fields: ModelCreate) -> Mapping[str, Place]:  # noqa: ARG002
-        return {}
+    async def locate(self, fields: ModelCreate) -> Mapping[str, Place]:
+        files, base = self.reception.files, fields.base
+        if "base" in files and base is not None:
+            raise Unusable("the model has two bases", hint="send the part `base`, or name it")
+        if base == "initial" and "file" not in files:
+            raise Unusable(
+                "there are no initial weights that could be the base",
+                hint="send them in the part `file` of a form, or give the base by uri or upload",
+            )
+        match base:
+            case BaseFromUri():
+                return {"base": Place(uri=base.uri)}
+            case BaseFromUpload():
+                return {"base": Place(upload=base.upload)}
+            case _:
+                return {}
+
+    async def verify(self, fields: ModelCreate) -> None:
+        given = self.reception.fields.get("base_sha256") if not self.is_json else None
+        named = (
+            fields.base.sha256 if isinstance(fields.base, BaseFromUri | BaseFromUpload) else None
+        )
+        for expected in (given, named):
+            self.reception.check_digest("base", expected)
+        await super().verify(fields)
 
     def check(self, session: Session, fields: ModelCreate) -> None:
         find_named(session, Target, self.once.owner, fields.target)
@@ -91,6 +117,7 @@ class ModelIntake(Intake[ModelCreate]):
             keep_versions=fields.keep_versions,
             keep_sources=fields.keep_sources,
             queue=fields.queue,
+            base=blobs.get("file" if fields.base == "initial" else "base"),
             request_id=self.request_id,
         )
         body = ModelCreated(model=show_model(model), job=show_job(job))
@@ -108,11 +135,11 @@ class ModelIntake(Intake[ModelCreate]):
 
 
 def _described(form: dict[str, Any]) -> dict[str, Any]:
-    unknown = form.keys() - {"model", "sha256"}
+    unknown = form.keys() - {"model", "sha256", "base_sha256"}
     if unknown:
         raise Unusable(
             f"the form has unknown parts: {', '.join(sorted(unknown))}",
-            hint="put all but the file into the JSON of the part `model`",
+            hint="put all but the files into the JSON of the part `model`",
         )
     try:
         described = parse_json(form.get("model", ""))

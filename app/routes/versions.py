@@ -1,7 +1,8 @@
 """Versions: what the folds of a model have made, to download, look into, and go back to."""
 
 import json
-from typing import Annotated, Literal
+from datetime import datetime
+from typing import Annotated, Literal, NamedTuple
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from sqlalchemy import select
@@ -17,7 +18,13 @@ from app.schemas import Contribution, Page, ParameterOrigin, ProvenanceRead, Rol
 from app.service import Service, ServiceDep
 from app.show import show_version
 from registry.blobs.base import BlobDamaged, BlobMissing
-from registry.blobs.damage import find_problems, forget_problems, problem_of, version_input
+from registry.blobs.damage import (
+    find_problems,
+    find_version_problems,
+    forget_problems,
+    problem_of,
+    version_inputs,
+)
 from registry.errors import BadVersion, BytesGone, NotFound
 from registry.jobs.queue import ring_waiting
 from registry.lookup import find_named
@@ -40,7 +47,7 @@ def download_model(
     model: Reference, request: Request, service: ServiceDep, caller: CallerDep
 ) -> Response:
     """Safetensors, as timm loads them. Ranges, `If-None-Match` and HEAD work as one expects."""
-    return _download(service, request, caller.owner, model, None)
+    return _download(service, request, _weights(service, caller.owner, model))
 
 
 @router.get(
@@ -71,8 +78,8 @@ def list_versions(
         if cursor is not None:
             query = query.where(Version.number < cursor)
         rows = session.scalars(query.order_by(Version.number.desc()).limit(limit + 1)).all()
-        known = find_problems(session, [row.sha256 for row in rows])
-        items = [show_version(row, known.get(row.sha256)) for row in rows[:limit]]
+        known = find_version_problems(session, rows)
+        items = [show_version(row, known.get(row.number)) for row in rows[:limit]]
         more = str(items[-1].number) if len(rows) > limit else None
         return Page(items=items, next_cursor=more)
 
@@ -87,12 +94,58 @@ def list_versions(
 def download_version(
     model: Reference, number: Number, request: Request, service: ServiceDep, caller: CallerDep
 ) -> Response:
-    return _download(service, request, caller.owner, model, number)
+    return _download(service, request, _weights(service, caller.owner, model, number))
+
+
+@router.get(
+    "/models/{model}/versions/{number}/state",
+    summary="Download what the method of a version remembers",
+    response_class=Response,
+    responses=BINARY | problems(404, 409, 410, 412, 416),
+    openapi_extra=CONDITIONS,
+)
+def download_state(
+    model: Reference, number: Number, request: Request, service: ServiceDep, caller: CallerDep
+) -> Response:
+    """Safetensors, which the next fold goes on from. Not every method remembers something."""
+    with service.database.read() as session:
+        version = _find_stored(session, caller.owner, model, number)
+        if version.state_sha256 is None or version.state_size is None:
+            raise NotFound(
+                f"version {number} has no state", hint="its method remembers nothing between folds"
+            )
+        name = f"{find_named(session, Model, caller.owner, model).name}-v{number}-state.safetensors"
+    file = File(version.state_sha256, version.state_size, name, version.created_at)
+    return _download(service, request, file)
+
+
+@router.get(
+    "/models/{model}/base",
+    summary="Download a model's base",
+    response_class=Response,
+    responses=BINARY | problems(404, 412, 416),
+    openapi_extra=CONDITIONS,
+)
+def download_base(
+    model: Reference, request: Request, service: ServiceDep, caller: CallerDep
+) -> Response:
+    """Safetensors: what the model's sources were fine-tuned from."""
+    with service.database.read() as session:
+        found = find_named(session, Model, caller.owner, model)
+    if found.base_sha256 is None or found.base_size is None:
+        raise NotFound(
+            f"model {found.name!r} has no base", hint="a base is given when a model is made"
+        )
+    name = f"{found.name}-base.safetensors"
+    file = File(found.base_sha256, found.base_size, name, found.created_at)
+    return _download(service, request, file)
 
 
 for path, endpoint in (
     ("/models/{model}", download_model),
     ("/models/{model}/versions/{number}", download_version),
+    ("/models/{model}/versions/{number}/state", download_state),
+    ("/models/{model}/base", download_base),
 ):
     router.add_api_route(
         path, endpoint, methods=["HEAD"], include_in_schema=False, response_class=Response
@@ -175,7 +228,7 @@ def rollback_model(
         def act() -> Created:
             found = find_named(session, Model, caller.owner, model)
             version = rollback(session, found, wanted.version, utc_now())
-            forget_problems(session, [version.sha256])  # it was read a moment ago
+            forget_problems(session, _blobs(version))  # they were read a moment ago
             session.flush()
             shown = show_version(version)
             return Created(shown, 201, shown.links["self"])
@@ -184,7 +237,7 @@ def rollback_model(
 
 
 def _require_sound(service: Service, owner: str, model: str, number: int) -> None:
-    """Read a version's weights before others rely on them, with no transaction open meanwhile.
+    """Read a version's blobs before others rely on them, with no transaction open meanwhile.
 
     Raises BadVersion. Of those that were deleted on purpose, `rollback` tells.
     """
@@ -193,35 +246,54 @@ def _require_sound(service: Service, owner: str, model: str, number: int) -> Non
         version = find_version(session, found, number)
     if version.pruned_at is not None:
         return
-    try:
-        with service.noting(version.sha256):
-            service.verifier.fetch(service.store, version.sha256)
-    except (BlobDamaged, BlobMissing) as error:
-        failure = version_input(found, version).failure(problem_of(error))
-        raise BadVersion(failure.message, code=failure.code, hint=failure.hint) from error
+    for given in version_inputs(found, version).values():
+        try:
+            with service.noting(given.sha256):
+                service.verifier.fetch(service.store, given.sha256)
+        except (BlobDamaged, BlobMissing) as error:
+            failure = given.failure(problem_of(error))
+            raise BadVersion(failure.message, code=failure.code, hint=failure.hint) from error
 
 
-def _download(
-    service: Service, request: Request, owner: str, model: str, number: int | None
-) -> Response:
+class File(NamedTuple):
+    """A blob, as it is downloaded."""
+
+    sha256: str
+    size: int
+    name: str
+    modified: datetime
+
+
+def _weights(service: Service, owner: str, model: str, number: int | None = None) -> File:
     with service.database.read() as session:
-        found = find_named(session, Model, owner, model)
-        version = find_version(session, found, number)
-        if version.pruned_at is not None:
-            raise BytesGone(
-                f"the weights of version {version.number} were deleted by the model's retention",
-                hint="GET the model's versions to see which are available",
-            )
-        name = f"{found.name}-v{version.number}.safetensors"
-        was_bad = bool(find_problems(session, [version.sha256]))
-    url = _presigned(service, request, version.sha256)
+        name = find_named(session, Model, owner, model).name
+        version = _find_stored(session, owner, model, number)
+    name = f"{name}-v{version.number}.safetensors"
+    return File(version.sha256, version.size, name, version.created_at)
+
+
+def _find_stored(session: Session, owner: str, model: str, number: int | None) -> Version:
+    """A version whose bytes were not deleted on purpose. Raises BytesGone."""
+    version = find_version(session, find_named(session, Model, owner, model), number)
+    if version.pruned_at is not None:
+        raise BytesGone(
+            f"the weights of version {version.number} were deleted by the model's retention",
+            hint="GET the model's versions to see which are available",
+        )
+    return version
+
+
+def _download(service: Service, request: Request, file: File) -> Response:
+    with service.database.read() as session:
+        was_bad = bool(find_problems(session, [file.sha256]))
+    url = _presigned(service, request, file.sha256)
     if url is not None:
-        return send_elsewhere(request, url, sha256=version.sha256, modified=version.created_at)
-    with service.noting(version.sha256):
-        response = _send(service, request, version, name)
+        return send_elsewhere(request, url, sha256=file.sha256, modified=file.modified)
+    with service.noting(file.sha256):
+        response = _send(service, request, file)
     if was_bad and _has_bytes(request, response):
         with service.database.write() as session:
-            forget_problems(session, [version.sha256])
+            forget_problems(session, [file.sha256])
             ring_waiting(session, utc_now())
     return response
 
@@ -239,21 +311,21 @@ def _presigned(service: Service, request: Request, sha256: str) -> str | None:
     return service.store.sign(sha256, PRESIGNED_SECONDS, method)
 
 
-def _send(service: Service, request: Request, version: Version, filename: str) -> Response:
+def _send(service: Service, request: Request, file: File) -> Response:
     """From this machine's disk, where a damaged copy is replaced before a byte of it is sent.
 
     Raises BlobDamaged.
     """
-    prefix, sha256 = service.settings.accel_redirect, version.sha256
+    prefix, sha256 = service.settings.accel_redirect, file.sha256
     path = service.store.fetch(sha256)
-    if path.stat().st_size != version.size:  # and so its ranges would be wrong
+    if path.stat().st_size != file.size:  # and so its ranges would be wrong
         path = service.verifier.fetch(service.store, sha256)
     response = send_file(
         request,
         path,
         sha256=sha256,
-        filename=filename,
-        modified=version.created_at,
+        filename=file.name,
+        modified=file.modified,
         accel_redirect=f"{prefix.rstrip('/')}/{sha256[:2]}/{sha256}" if prefix else None,
     )
     if _has_bytes(request, response):
@@ -263,6 +335,10 @@ def _send(service: Service, request: Request, version: Version, filename: str) -
 
 def _has_bytes(request: Request, response: Response) -> bool:
     return request.method == "GET" and response.status_code in (200, 206)
+
+
+def _blobs(version: Version) -> list[str]:
+    return [sha256 for sha256 in (version.sha256, version.state_sha256) if sha256]
 
 
 def _find(session: Session, owner: str, model: str, number: int) -> Version:

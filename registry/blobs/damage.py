@@ -89,17 +89,22 @@ def base_input(model: Model) -> Input:
     )
 
 
-def version_inputs(session: Session, model: Model) -> dict[str, Input]:
-    """What the newest version consists of: `merged`, and the `state` of its method."""
-    if model.version is None:
-        return {}
-    newest = session.get_one(Version, (model.id, model.version))
-    state = {"state": state_input(model, newest)} if newest.state_sha256 else {}
-    return {"merged": version_input(model, newest), **state}
+def version_inputs(model: Model, version: Version) -> dict[str, Input]:
+    """What a version consists of: the `merged` weights, and the `state` of its method."""
+    state = {"state": state_input(model, version)} if version.state_sha256 else {}
+    return {"merged": version_input(model, version), **state}
 
 
 def base_inputs(model: Model) -> dict[str, Input]:
     return {"base": base_input(model)} if model.base_sha256 else {}
+
+
+def model_inputs(session: Session, model: Model) -> dict[str, Input]:
+    """What all folds into a model read, besides its target."""
+    if model.version is None:
+        return base_inputs(model)
+    newest = session.get_one(Version, (model.id, model.version))
+    return {**base_inputs(model), **version_inputs(model, newest)}
 
 
 def target_input(target: Target) -> Input:
@@ -150,6 +155,18 @@ def find_problems(session: Session, names: Iterable[str]) -> dict[str, ProblemKi
     return {row.sha256: row.problem for row in found}
 
 
+def find_version_problems(session: Session, versions: Iterable[Version]) -> dict[int, ProblemKind]:
+    """By number, what is wrong with the weights of these versions of one model, or their state."""
+    blobs = {version.number: (version.sha256, version.state_sha256) for version in versions}
+    known = find_problems(session, [name for names in blobs.values() for name in names if name])
+    return {
+        number: known[name]
+        for number, names in blobs.items()
+        for name in reversed(names)  # of two that are bad, the weights are told
+        if name in known
+    }
+
+
 def count_problems(session: Session) -> dict[ProblemKind, int]:
     """Bad blobs of every kind, also where there are none."""
     counted = select(BlobProblem.problem, func.count()).group_by(BlobProblem.problem)
@@ -165,6 +182,14 @@ def forget_unneeded(database: Database) -> None:
     if gone:
         with database.write() as session:
             forget_problems(session, gone)
+
+
+def find_failure(session: Session, inputs: Iterable[Input]) -> Failure | None:
+    """What is wrong with the first of these that is known to be bad."""
+    given = list(inputs)
+    known = find_problems(session, [each.sha256 for each in given])
+    bad = (each.failure(known[each.sha256]) for each in given if each.sha256 in known)
+    return next(bad, None)
 
 
 def find_holds(session: Session, models: Sequence[Model]) -> dict[str, Failure]:
@@ -185,5 +210,5 @@ def find_holds(session: Session, models: Sequence[Model]) -> dict[str, Failure]:
 def _shared_inputs(session: Session, model: Model) -> list[Input]:
     """What every job of a model reads."""
     target = session.get_one(Target, model.target_id)
-    own = {**base_inputs(model), **version_inputs(session, model)}
+    own = model_inputs(session, model)
     return [*([target_input(target)] if target.sha256 else []), *own.values()]

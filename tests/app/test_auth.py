@@ -55,8 +55,8 @@ def anns(migrated: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
     home.mkdir()
     shutil.copy(migrated, home / "grasp.db")
     with opened(home) as world:
-        world.ready_model()
-        world.fold(1)
+        world.ready_model(files={"base": checkpoint()})
+        world.fold(1, state=checkpoint())
         source = world.post_source(checkpoint(2)).json()["source"]
         upload = world.client.post("/uploads", headers={"Upload-Length": "9"}).json()
         with world.database.write() as session:

@@ -97,8 +97,8 @@ def filled(migrated: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
     home.mkdir()
     shutil.copy(migrated, home / "grasp.db")
     with opened(home) as world:
-        world.ready_model()
-        world.fold(1)
+        world.ready_model(files={"base": checkpoint()})
+        world.fold(1, state=checkpoint())
         world.fold(2)
         world.add_worker()
         world.post_source(checkpoint(3))

@@ -105,9 +105,22 @@ class World:
         files = {"file": ("faces.zip", b"PK" + name.encode())}
         return self._post("/targets", data={"name": name}, files=files, **options)
 
-    def post_model(self, name: str = "merged", target: str = "faces", **options: Any) -> Any:
+    def post_model(
+        self,
+        name: str = "merged",
+        target: str = "faces",
+        files: Mapping[str, bytes] | None = None,
+        fields: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> Any:
+        """As JSON; with files, as a form that begins with it."""
         body = {"name": name, "architecture": "tiny", "target": target, **options}
-        return self._post("/models", json=body)
+        if files is None:
+            return self._post("/models", json=body)
+        parts = {part: (f"{part}.safetensors", content) for part, content in files.items()}
+        return self._post(
+            "/models", data={"model": json.dumps(body), **(fields or {})}, files=parts
+        )
 
     def post_source(
         self, content: bytes | None = None, model: str = "merged", **options: Any
@@ -148,15 +161,28 @@ class World:
         with self.database.write() as session:
             queue.record_progress(session, lease, stage, share, metrics)
 
-    def publish(self, lease: Lease | None = None, weights: bytes | None = None) -> int:
+    def put(self, content: bytes) -> Blob:
+        with self.store.create() as writer:
+            writer.write(content)
+            return writer.commit()
+
+    def publish(
+        self,
+        lease: Lease | None = None,
+        weights: bytes | None = None,
+        state: bytes | None = None,
+    ) -> int:
         lease = lease or self.claim()
         with self.database.read() as session:
             base = session.get_one(Model, lease.queue_id).version
             source = session.get_one(Job, lease.job_id).source_id
-        with self.store.create() as writer:
-            writer.write(weights or checkpoint(1000 + (base or 0)))
-            blob = writer.commit()
-        result = FoldResult(base, report(source or "?"), {"accuracy": 0.9}, blob)
+        result = FoldResult(
+            base,
+            report(source or "?"),
+            {"accuracy": 0.9},
+            self.put(weights or checkpoint(1000 + (base or 0))),
+            state=self.put(state) if state else None,
+        )
         with self.database.write() as session:
             return publish(session, lease, result, utc_now())
 
@@ -201,9 +227,15 @@ class World:
         self.prepare()
         return str(created.json()["model"]["id"])
 
-    def fold(self, seed: int, model: str = "merged", weights: bytes | None = None) -> int:
+    def fold(
+        self,
+        seed: int,
+        model: str = "merged",
+        weights: bytes | None = None,
+        state: bytes | None = None,
+    ) -> int:
         assert self.post_source(checkpoint(seed), model).status_code == 202
-        return self.publish(weights=weights)
+        return self.publish(weights=weights, state=state)
 
     # Looking
 
