@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import structlog
+from opentelemetry.trace import Span, SpanKind
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -16,7 +17,14 @@ from registry.jobs.queue import Lease
 from registry.jobs.states import JobKind, JobStatus
 from registry.jobs.transitions import Failure
 from registry.process.logs import get_log
-from registry.process.tracing import Attributes, Span, traced
+from registry.process.tracing import (
+    Attributes,
+    log_context,
+    set_attributes,
+    set_failed,
+    start_child,
+    traced,
+)
 from registry.tables import Job, Model, Source, Target
 from worker.messages import Progressed
 from worker.totals import Tally
@@ -65,21 +73,22 @@ def observe(job: JobContext, worker_id: str, tally: Tally) -> Iterator["AttemptO
     parent = {"traceparent": job.traceparent} if job.traceparent else {}
     ids = {f"grasp.{name}": value for name, value in job.ids.items()}
     about: Attributes = {**ids, "grasp.worker": worker_id, "grasp.attempts": job.attempt}
-    with traced(job.kind, parent=parent, kind="consumer", attributes=about) as span:
-        context = job.ids | ({"trace_id": span.trace_id} if span.trace_id else {})
-        with structlog.contextvars.bound_contextvars(**context):
-            log.info(
-                "job started",
-                kind=job.kind,
-                **job.names,
-                attempt=job.attempt,
-                worker=worker_id,
-            )
-            observer = AttemptObserver(job.kind, span, tally)
-            try:
-                yield observer
-            finally:
-                observer.close()
+    with (
+        traced(job.kind, parent=parent, kind=SpanKind.CONSUMER, attributes=about) as span,
+        structlog.contextvars.bound_contextvars(**job.ids, **log_context(span)),
+    ):
+        log.info(
+            "job started",
+            kind=job.kind,
+            **job.names,
+            attempt=job.attempt,
+            worker=worker_id,
+        )
+        observer = AttemptObserver(job.kind, span, tally)
+        try:
+            yield observer
+        finally:
+            observer.close()
 
 
 class AttemptObserver:
@@ -90,7 +99,7 @@ class AttemptObserver:
         self._kind = kind
         self._span = span
         self._stage = FIRST_STAGE
-        self._stage_span = span.child(FIRST_STAGE)
+        self._stage_span = start_child(span, FIRST_STAGE)
         self._newest: Progressed | None = None
         self._began = self._logged = time.monotonic()
 
@@ -102,7 +111,7 @@ class AttemptObserver:
         if stage != self._stage:
             self._stage = stage
             self._stage_span.end()
-            self._stage_span = self._span.child(stage)
+            self._stage_span = start_child(self._span, stage)
 
     def progressed(self, progress: Progressed) -> None:
         before, self._newest = self._newest, progress
@@ -127,7 +136,7 @@ class AttemptObserver:
         """It went wrong; the job will be tried again, or has failed."""
         log.warning("attempt failed", code=failure.code, reason=failure.message, status=status)
         self.tally.count_failure(failure.code)
-        self._span.fail(failure.code)
+        set_failed(self._span, failure.code)
         if status == "failed":
             self._end_early("failed")
 
@@ -137,23 +146,23 @@ class AttemptObserver:
     def handed_back(self, reason: str) -> None:
         """Another attempt will follow, as if this one had not been."""
         log.info("job handed back", reason=reason)
-        self._span.set({"grasp.outcome": "handed_back"})
+        set_attributes(self._span, {"grasp.outcome": "handed_back"})
 
     def held(self, failure: Failure) -> None:
         """It waits, with all jobs of its queue, until what they need is mended."""
         log.warning("job waits", code=failure.code, reason=failure.message, hint=failure.hint)
         self.tally.count_failure(failure.code)
-        self._span.fail(failure.code)
+        set_failed(self._span, failure.code)
 
     def lost(self, error: Exception) -> None:
         """The job is somebody else's by now, or nobody's."""
         log.warning("result thrown away", reason=str(error))
         self.tally.count_failure(LeaseLost.code)
-        self._span.fail(LeaseLost.code)
+        set_failed(self._span, LeaseLost.code)
 
     def _folded(self, operation: FoldSource, folded: Folded) -> None:
         self.tally.count_fold("dry_run" if operation.dry_run else "fold", folded)
-        self._span.set({"grasp.outcome": folded.outcome})
+        set_attributes(self._span, {"grasp.outcome": folded.outcome})
         accepted, trial = folded.outcome == "accepted", operation.dry_run
         self._end(
             "succeeded" if accepted or trial else "rejected",
@@ -168,7 +177,7 @@ class AttemptObserver:
     def _end_early(self, outcome: Literal["failed", "cancelled"]) -> None:
         if self._kind in ("fold", "dry_run"):
             self.tally.count_end(self._kind, outcome)
-        self._span.set({"grasp.outcome": outcome})
+        set_attributes(self._span, {"grasp.outcome": outcome})
         self._end(outcome)
 
     def _end(self, status: JobStatus, **figures: object) -> None:

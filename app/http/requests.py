@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 import structlog
+from opentelemetry.trace import SpanKind
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -18,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.errors import RETRY_SECONDS, problem, unexpected
 from app.metrics_requests import OTHER, RequestMetrics, route_of
 from registry.process.logs import get_log
-from registry.process.tracing import traced
+from registry.process.tracing import log_context, set_attributes, set_failed, traced
 
 SAFE_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 QUIET = ("/healthz", "/readyz", "/metrics")  # asked every few seconds by machines
@@ -179,16 +180,18 @@ def _traced(scope: Scope, exchange: Exchange) -> Iterator[dict[str, str]]:
         "url.path": scope["path"],
         "grasp.request_id": exchange.request_id,
     }
-    with traced(method, parent=Headers(scope=scope), kind="server", attributes=about) as span:
+    with traced(
+        method, parent=Headers(scope=scope), kind=SpanKind.SERVER, attributes=about
+    ) as span:
         try:
-            yield ids | ({"trace_id": span.trace_id} if span.trace_id else {})
+            yield ids | log_context(span)
         finally:
             route, status = route_of(scope), exchange.status
-            span.rename(f"{method} {route}")
+            span.update_name(f"{method} {route}")
             known = None if route == OTHER else route
-            span.set({"http.route": known, "http.response.status_code": status})
+            set_attributes(span, {"http.route": known, "http.response.status_code": status})
             if status >= 500:
-                span.fail(str(status))
+                set_failed(span, str(status))
 
 
 def _log(scope: Scope, status: int, seconds: float) -> None:

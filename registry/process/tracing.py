@@ -1,7 +1,7 @@
 """Traces from request to fold (OpenTelemetry), where a collector is configured; else nothing.
 
 OTEL_EXPORTER_OTLP_ENDPOINT and the other standard variables say where spans go and how. Without
-them nothing is imported here, and a span is an object that does nothing.
+them nothing of the SDK is imported, and OpenTelemetry's own spans do nothing.
 """
 
 import logging
@@ -9,43 +9,24 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from threading import Thread
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
+
+from opentelemetry import trace
+from opentelemetry.trace import Span, SpanKind, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from registry.process.logs import get_log
 
 if TYPE_CHECKING:
-    from opentelemetry import trace
     from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 CLOSE_S = 3.0  # a collector that is away holds up nobody's end
-Attributes = Mapping[str, str | int | float | bool | None]  # None: not known, so not told
+Attributes = Mapping[str, str | int | float | bool | None]  # None: not known, so not set
 
 log = get_log(__name__)
-_tracer: "trace.Tracer | None" = None
-
-
-class Span:
-    """A piece of work, of which nothing is recorded."""
-
-    trace_id: str | None = None
-
-    def set(self, attributes: Attributes) -> None:
-        pass
-
-    def rename(self, name: str) -> None:
-        pass
-
-    def fail(self, reason: str) -> None:
-        pass
-
-    def child(self, name: str) -> "Span":  # noqa: ARG002 - the recorded kind has a use for it
-        """A part of it that begins now, and ends when told to."""
-        return self
-
-    def end(self) -> None:
-        pass
+_tracer: trace.Tracer = trace.NoOpTracer()
+_propagator = TraceContextTextMapPropagator()
 
 
 def is_configured() -> bool:
@@ -72,64 +53,43 @@ def tracing(service: str) -> Iterator[None]:
 
 @contextmanager
 def traced(
-    name: str,
-    *,
-    parent: Mapping[str, str],
-    kind: Literal["server", "consumer"],
-    attributes: Attributes | None = None,
+    name: str, *, parent: Mapping[str, str], kind: SpanKind, attributes: Attributes | None = None
 ) -> Iterator[Span]:
     """A span around what happens inside, below the one that a `traceparent` in `parent` names."""
-    if _tracer is None:
-        yield Span()
-        return
-    from opentelemetry import trace
-
     with _tracer.start_as_current_span(
         name,
-        context=_propagator().extract(parent),
-        kind=trace.SpanKind[kind.upper()],
+        context=_propagator.extract(parent),
+        kind=kind,
         record_exception=False,  # the log has it
-    ) as opened:
-        span = _Recorded(opened, _tracer)
-        span.set(attributes or {})
+    ) as span:
+        set_attributes(span, attributes or {})
         yield span
+
+
+def start_child(span: Span, name: str) -> Span:
+    """A part of it that begins now, and ends when it is ended."""
+    return _tracer.start_span(name, context=trace.set_span_in_context(span))
+
+
+def set_attributes(span: Span, attributes: Attributes) -> None:
+    span.set_attributes({name: value for name, value in attributes.items() if value is not None})
+
+
+def set_failed(span: Span, reason: str) -> None:
+    span.set_status(StatusCode.ERROR, reason)
+
+
+def log_context(span: Span) -> dict[str, str]:
+    """For the log, so that its lines are found by a trace."""
+    context = span.get_span_context()
+    return {"trace_id": trace.format_trace_id(context.trace_id)} if context.is_valid else {}
 
 
 def current_traceparent() -> str | None:
     """What leads others to the span that is open here (W3C Trace Context)."""
-    if _tracer is None:
-        return None
     carrier: dict[str, str] = {}
-    _propagator().inject(carrier)
+    _propagator.inject(carrier)
     return carrier.get("traceparent")
-
-
-class _Recorded(Span):
-    def __init__(self, span: "trace.Span", tracer: "trace.Tracer") -> None:
-        self._span = span
-        self._tracer = tracer
-        self.trace_id = f"{span.get_span_context().trace_id:032x}"
-
-    def set(self, attributes: Attributes) -> None:
-        known = {name: value for name, value in attributes.items() if value is not None}
-        self._span.set_attributes(known)
-
-    def rename(self, name: str) -> None:
-        self._span.update_name(name)
-
-    def fail(self, reason: str) -> None:
-        from opentelemetry.trace import StatusCode
-
-        self._span.set_status(StatusCode.ERROR, reason)
-
-    def child(self, name: str) -> Span:
-        from opentelemetry.trace import set_span_in_context
-
-        below = set_span_in_context(self._span)
-        return _Recorded(self._tracer.start_span(name, context=below), self._tracer)
-
-    def end(self) -> None:
-        self._span.end()
 
 
 def _open_provider(service: str) -> "TracerProvider | None":
@@ -158,12 +118,6 @@ def _close(provider: "TracerProvider") -> None:
     closing = Thread(target=provider.shutdown, name="traces", daemon=True)
     closing.start()
     closing.join(CLOSE_S)
-
-
-def _propagator() -> "TraceContextTextMapPropagator":
-    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
-    return TraceContextTextMapPropagator()
 
 
 def _variable(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The lines that tell of an attempt: few, and with the figures that matter; and its spans."""
+"""The lines about an attempt: few, and with the figures that matter; and its spans."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,9 +6,13 @@ from typing import Any
 
 import pytest
 import structlog
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import INVALID_SPAN
 
 from registry.jobs.queue import Lease
-from registry.process.tracing import Span
+from registry.process import tracing
 from tests.service.fake_folds import checkpoint
 from tests.service.place import Place
 from worker import observability
@@ -66,7 +70,7 @@ def test_a_long_fold_is_told_stage_by_stage_and_epoch_by_epoch(
 ) -> None:
     monkeypatch.setattr(observability, "SPARSE_S", -1.0)
 
-    follow(AttemptObserver("fold", Span(), Tally()))
+    follow(AttemptObserver("fold", INVALID_SPAN, Tally()))
 
     stage = {"level": "info", "event": "stage", "progress": 0.5}
     epoch = {"level": "info", "event": "epoch"}
@@ -83,7 +87,7 @@ def test_a_long_fold_is_told_stage_by_stage_and_epoch_by_epoch(
 def test_a_short_one_is_not(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(observability, "SPARSE_S", 1e9)
 
-    follow(AttemptObserver("fold", Span(), Tally()))
+    follow(AttemptObserver("fold", INVALID_SPAN, Tally()))
 
     assert len(log.lines) == 6
     assert {line["level"] for line in log.lines} == {"debug"}
@@ -110,36 +114,26 @@ def test_what_became_of_a_job_is_one_line(log: Log, place: Place) -> None:
     assert (ended["event"], ended["status"]) == ("job ended", "failed")
 
 
-def test_a_job_that_was_deleted_meanwhile_is_told_by_its_id(place: Place) -> None:
+def test_a_job_that_was_deleted_meanwhile_is_logged_by_its_id(place: Place) -> None:
     with place.database.read() as session:
         job = JobContext.read(session, Lease("mdl_x", 1, "wrk_x", "job_x"))
 
     assert (job.kind, job.ids) == ("job", {"job": "job_x"})
 
 
-class Recorded(Span):
-    """Keeps its parts, and whether it has ended."""
-
-    def __init__(self, name: str = "fold") -> None:
-        self.name = name
-        self.ended = 0
-        self.parts: list[Recorded] = []
-
-    def child(self, name: str) -> Span:
-        self.parts.append(Recorded(name))
-        return self.parts[-1]
-
-    def end(self) -> None:
-        self.ended += 1
-
-
-def test_stages_follow_one_another_as_spans(log: Log) -> None:
-    span = Recorded()
+def test_stages_follow_one_another_as_spans(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    exporter, provider = InMemorySpanExporter(), TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    tracer = provider.get_tracer("test")
+    monkeypatch.setattr(tracing, "_tracer", tracer)
+    span = tracer.start_span("fold")
     observer = AttemptObserver("fold", span, Tally())
 
     follow(observer)
     observer.enter("publish")  # the worker's own part of it
     observer.close()
 
-    assert [part.name for part in span.parts] == ["start", "load", "refine", "evaluate", "publish"]
-    assert {part.ended for part in span.parts} == {1}
+    stages = exporter.get_finished_spans()  # in the order of their ends, each once
+    assert [stage.name for stage in stages] == ["start", "load", "refine", "evaluate", "publish"]
+    for stage in stages:
+        assert stage.parent == span.get_span_context()

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Literal, get_args
 
 import pytest
+from opentelemetry.trace import INVALID_SPAN
 
 from grasp_core.config import Stage
 from grasp_core.operations import Accuracies, Folded
 from registry.jobs.totals import SHARES, Totals
 from registry.jobs.transitions import Failure
-from registry.process.tracing import Span
 from registry.tables import Worker
 from tests.service.fake_folds import checkpoint
 from tests.service.place import Place
@@ -162,7 +162,7 @@ def test_a_heartbeat_in_mid_job_tells_what_was_done_before(
 
 def test_a_lost_lease_is_a_failure_and_a_retried_job_has_not_ended() -> None:
     tally = Tally()
-    observer = AttemptObserver("fold", Span(), tally)
+    observer = AttemptObserver("fold", INVALID_SPAN, tally)
     observer.lost(Exception("gone"))
     observer.failed(Failure("child_killed", "killed"), "queued")
     observer.cancelled()
