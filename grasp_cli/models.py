@@ -87,6 +87,14 @@ def create_model(
             help="Safetensors to begin from: the first source, folded before any other.",
         ),
     ] = None,
+    base: Annotated[
+        str | None,
+        typer.Option(
+            help="What the sources were fine-tuned from, which some methods need: safetensors,"
+            " where the server finds them, or `initial` for the weights to begin from.",
+            metavar="FILE|URI|initial",
+        ),
+    ] = None,
     seed: Seed = None,
     settings: Settings = [],  # noqa: B006
     keep_versions: KeepVersions = None,
@@ -107,6 +115,7 @@ def create_model(
             preprocessing=parse_settings(preprocess, option="--preprocess") or None,
             merge=parse_settings(settings) or None,
             weights=weights,
+            base=base,
             progress=progress,
             seed=seed,
             **_options(keep_versions, keep_sources, queue),
@@ -181,6 +190,7 @@ def _details(session: Session, model: Model) -> Table:
             "classes": model.classes and some(model.classes),
             "image size": model.image_size,
             "target": session.grasp.targets.get(model.target).name,
+            "base": model.base and f"{size(model.base.size)}, sha256 {model.base.sha256}",
             "sources": ", ".join(sources) or "none yet",
             "version": model.version,
             "accuracy": model.metrics

@@ -143,6 +143,13 @@ class JobProblem(BaseModel):
     hint: str | None = None
 
 
+class Blob(BaseModel):
+    """Bytes that the server keeps beside weights."""
+
+    sha256: str
+    size: int
+
+
 def sha256_tag(response: httpx.Response) -> str:
     """From the ETag of our server's own answer: it may have sent us on to another one."""
     answer = [*response.history, response][0]

@@ -13,7 +13,7 @@ from grasp_client._async.downloads import AsyncDownload
 from grasp_client._async.jobs import AsyncJob, AsyncJobHandle
 from grasp_client._async.records import AsyncCollection, AsyncRecord
 from grasp_client.files import Progress, existing_file, form, sha256_of
-from grasp_client.protocol import JobProblem, given, path
+from grasp_client.protocol import Blob, JobProblem, given, path
 
 
 class AsyncModel(AsyncRecord):
@@ -33,6 +33,7 @@ class AsyncModel(AsyncRecord):
     keep_versions: int | None
     keep_sources: bool
     queue: str | None
+    base: Blob | None = None
     error: JobProblem | None
     held: JobProblem | None = None
     job: AsyncJobHandle
@@ -56,6 +57,7 @@ class AsyncVersion(AsyncRecord):
     number: int
     sha256: str
     size: int
+    state: Blob | None = None
     parent: int | None
     source: str | None
     rollback_of: int | None
@@ -81,12 +83,15 @@ class AsyncModels(AsyncCollection):
         preprocessing: Mapping[str, Any] | None = None,
         merge: Mapping[str, Any] | None = None,
         weights: str | Path | None = None,
+        base: str | Path | None = None,
         progress: Progress | None = None,
         **options: Any,
     ) -> AsyncModel:
         """Make a model of a timm architecture; `options` are further fields of POST /models.
 
         `weights` is a safetensors file to begin from: the first source, folded before any other.
+        `base` is what the sources were fine-tuned from, for methods that need it: a safetensors
+        file, a uri that the server can read, or "initial" for the weights.
         """
         fields = given(
             name=name,
@@ -96,6 +101,7 @@ class AsyncModels(AsyncCollection):
             image_size=image_size,
             preprocessing=preprocessing,
             merge=merge,
+            base=None if base is None else await self._send_base(base, progress),
             **options,
         )
         if weights is None:
@@ -106,6 +112,18 @@ class AsyncModels(AsyncCollection):
             body = form(file, {"model": json.dumps(fields), "sha256": digest}, progress)
             answer = await self._client.ask("POST", "/models", body=body)
         return self._read(AsyncModel, answer["model"])
+
+    async def _send_base(self, base: str | Path, progress: Progress | None) -> Any:
+        """As the server takes it; a file is sent before its model is made."""
+        if base == "initial":
+            return base
+        if "://" in str(base):
+            return {"uri": str(base)}
+        file = existing_file(base)
+        digest = await concurrency.async_run(sha256_of, file)
+        about = {"sha256": digest}
+        upload = await self._client.uploads.send(file, metadata=about, progress=progress)
+        return {"upload": upload.id, "sha256": digest}
 
     async def get(self, model: str) -> AsyncModel:
         """Its state, with the figures of its newest version."""

@@ -14,7 +14,7 @@ from grasp_client._sync.downloads import Download
 from grasp_client._sync.jobs import Job, JobHandle
 from grasp_client._sync.records import Collection, Record
 from grasp_client.files import Progress, existing_file, form, sha256_of
-from grasp_client.protocol import JobProblem, given, path
+from grasp_client.protocol import Blob, JobProblem, given, path
 
 
 class Model(Record):
@@ -34,6 +34,7 @@ class Model(Record):
     keep_versions: int | None
     keep_sources: bool
     queue: str | None
+    base: Blob | None = None
     error: JobProblem | None
     held: JobProblem | None = None
     job: JobHandle
@@ -57,6 +58,7 @@ class Version(Record):
     number: int
     sha256: str
     size: int
+    state: Blob | None = None
     parent: int | None
     source: str | None
     rollback_of: int | None
@@ -82,12 +84,15 @@ class Models(Collection):
         preprocessing: Mapping[str, Any] | None = None,
         merge: Mapping[str, Any] | None = None,
         weights: str | Path | None = None,
+        base: str | Path | None = None,
         progress: Progress | None = None,
         **options: Any,
     ) -> Model:
         """Make a model of a timm architecture; `options` are further fields of POST /models.
 
         `weights` is a safetensors file to begin from: the first source, folded before any other.
+        `base` is what the sources were fine-tuned from, for methods that need it: a safetensors
+        file, a uri that the server can read, or "initial" for the weights.
         """
         fields = given(
             name=name,
@@ -97,6 +102,7 @@ class Models(Collection):
             image_size=image_size,
             preprocessing=preprocessing,
             merge=merge,
+            base=None if base is None else self._send_base(base, progress),
             **options,
         )
         if weights is None:
@@ -107,6 +113,18 @@ class Models(Collection):
             body = form(file, {"model": json.dumps(fields), "sha256": digest}, progress)
             answer = self._client.ask("POST", "/models", body=body)
         return self._read(Model, answer["model"])
+
+    def _send_base(self, base: str | Path, progress: Progress | None) -> Any:
+        """As the server takes it; a file is sent before its model is made."""
+        if base == "initial":
+            return base
+        if "://" in str(base):
+            return {"uri": str(base)}
+        file = existing_file(base)
+        digest = concurrency.run(sha256_of, file)
+        about = {"sha256": digest}
+        upload = self._client.uploads.send(file, metadata=about, progress=progress)
+        return {"upload": upload.id, "sha256": digest}
 
     def get(self, model: str) -> Model:
         """Its state, with the figures of its newest version."""

@@ -238,6 +238,19 @@ class TestModels:
 
         assert result.stdout == "merged: done\ninitial: version 1\n"
 
+    def test_one_with_a_base(self, json_of: JsonOf, run: Run, world: World, source: Path) -> None:
+        world.ready_target()
+        described = ("-a", "tiny", "-t", "faces")
+
+        made = json_of("models", "create", "merged", *described, "--base", source)
+        again = json_of(
+            "models", "create", "again", *described, "--base", "initial", "--weights", source
+        )
+
+        digest = sha256(source.read_bytes())
+        assert made["base"] == again["base"] == {"sha256": digest, "size": source.stat().st_size}
+        assert digest in run("models", "show", "merged").stdout
+
     def test_changes(self, json_of: JsonOf, run: Run, model: str) -> None:
         run("models", "update", model, "--keep-versions", "2", "--queue", "gpu", "--keep-sources")
 

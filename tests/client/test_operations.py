@@ -122,6 +122,33 @@ def test_a_model_that_begins_from_weights(g: Any, world: World, source: Path) ->
     assert seen == [(size, size)]
 
 
+def test_a_model_with_a_base(g: Any, world: World, source: Path, tmp_path: Path) -> None:
+    world.ready_target("faces")
+    base = tmp_path / "base.safetensors"
+    base.write_bytes(checkpoint(9))
+    described = {"architecture": "tiny", "target": "faces"}
+
+    with_file = g.models.create("file", **described, base=base, weights=source)
+    initial = g.models.create("initial", **described, base="initial", weights=source)
+    without = g.models.create("without", **described)
+
+    assert (with_file.base.sha256, with_file.base.size) == (
+        sha256(base.read_bytes()),
+        base.stat().st_size,
+    )
+    assert initial.base.sha256 == sha256(source.read_bytes())
+    assert without.base is None
+    assert g.models.get("file").base == with_file.base
+    assert g.uploads.list() == []
+    with pytest.raises(Invalid, match="no initial weights"):
+        g.models.create("none", **described, base="initial")
+    with pytest.raises(Invalid) as caught:
+        g.models.create("none", **described, base="file:///nowhere/base.safetensors")
+    assert caught.value.code == "uri_not_allowed"
+    with pytest.raises(GraspError, match="there is no file"):
+        g.models.create("none", **described, base=tmp_path / "initial")
+
+
 def test_a_source_is_pushed_folded_and_pulled(
     g: Any, world: World, source: Path, tmp_path: Path
 ) -> None:
