@@ -4,12 +4,14 @@ import json
 from typing import Any
 
 from app.errors import phrase
-from grasp_core.config import FoldConfig, PreprocessingOverrides
+from grasp_core.config import FoldConfig
+from grasp_core.kinds import DEFAULT, check_augmentation, find_kind, read_options
 
 SHA256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
 TARGET, MODEL, SOURCE, JOB, WORKER, UPLOAD = (
     f"{prefix}_01m7hey7wbsmw53n1p6d1mdv6w" for prefix in ("tgt", "mdl", "src", "job", "wrk", "upl")
 )
+KIND = find_kind(DEFAULT)
 TIME = "2026-01-31T12:00:00Z"
 SCORES = {"val": {"accuracy": 0.91}, "test": {"accuracy": 0.9}}
 
@@ -59,9 +61,9 @@ _model: dict[str, Any] = {
     "architecture": "mobilevit_xxs",
     "classes": ["F", "M"],
     "image_size": 64,
-    "preprocessing": PreprocessingOverrides(image_size=64).model_dump(mode="json"),
+    "preprocessing": read_options(KIND, "overrides", {"image_size": 64}).model_dump(mode="json"),
     "seed": 0,
-    "merge": FoldConfig().model_dump(mode="json"),
+    "merge": check_augmentation(FoldConfig(), KIND).model_dump(mode="json"),
     "target": TARGET,
     "keep_versions": None,
     "keep_sources": False,

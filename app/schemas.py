@@ -25,11 +25,13 @@ from app.fields import (
     Uri,
     check_preset,
 )
-from grasp_core.config import FoldConfig, PreprocessingOverrides
+from grasp_core.config import FoldConfig, Frozen, KindOptions
+from grasp_core.kinds import Kind, check_augmentation, read_options
 from registry.jobs.states import JobKind, JobStatus, ModelStatus, TargetStatus
 from registry.tables import DeviceClass, ProblemKind
 
 Item = TypeVar("Item")
+Overrides = Annotated[dict[str, Any], KindOptions("overrides")]
 
 
 class In(BaseModel):
@@ -179,7 +181,9 @@ class ModelCreate(In):
         None, description="Names of the outputs, in order; without them the target's."
     )
     image_size: int | None = Field(None, ge=8, le=4096)
-    preprocessing: PreprocessingOverrides = PreprocessingOverrides()
+    preprocessing: Overrides = Field(
+        {}, description="What to replace of the architecture's own, as the target's kind takes it."
+    )
     seed: int | None = Field(None, ge=0, le=2**63 - 1)
     merge: Merge = FoldConfig()
     keep_versions: int | None = Field(
@@ -200,19 +204,22 @@ class ModelCreate(In):
 
     @model_validator(mode="after")
     def _consistent(self) -> "ModelCreate":
-        sizes = {self.image_size, self.preprocessing.image_size} - {None}
-        if len(sizes) > 1:
+        inner = self.preprocessing.get("image_size")
+        if None not in (self.image_size, inner) and self.image_size != inner:
             raise ValueError("image_size and preprocessing.image_size differ")
         return self
 
-    def overrides(self) -> PreprocessingOverrides:
-        size = self.image_size or self.preprocessing.image_size
-        return self.preprocessing.model_copy(update={"image_size": size})
+    def overrides(self, kind: Kind) -> Frozen:
+        """Raises ValidationError for what a model of this kind does not have."""
+        given = dict(self.preprocessing)
+        if self.image_size is not None:
+            given["image_size"] = self.image_size
+        return read_options(kind, "overrides", given)
 
-    def parameters(self) -> FoldConfig:
-        return (
-            self.merge if self.seed is None else self.merge.model_copy(update={"seed": self.seed})
-        )
+    def parameters(self, kind: Kind) -> FoldConfig:
+        """Raises ValidationError for augmentation that this kind does not have."""
+        seed = {} if self.seed is None else {"seed": self.seed}
+        return check_augmentation(self.merge.model_copy(update=seed), kind)
 
 
 class ModelUpdate(In):
@@ -238,7 +245,7 @@ class ModelRead(Out):
     architecture: str
     classes: list[str] | None
     image_size: int | None
-    preprocessing: PreprocessingOverrides
+    preprocessing: Overrides
     seed: int
     merge: FoldConfig
     target: str

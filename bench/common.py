@@ -25,14 +25,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from grasp_core.architectures import model_arguments, resolve_preprocessing
 from grasp_core.checkpoints import Checkpoint, CheckpointInfo, write_checkpoint, write_safetensors
-from grasp_core.config import Augmentation, FoldConfig, ModelSpec, PreprocessingOverrides
-from grasp_core.data import TargetData
+from grasp_core.config import FoldConfig
+from grasp_core.data import SplitName
 from grasp_core.folding import fold
+from grasp_core.kinds.image.architectures import model_arguments, resolve_preprocessing
+from grasp_core.kinds.image.formats import open_images
 from grasp_core.progress import ProgressCallback
 from grasp_core.report import FoldReport
-from grasp_core.tasks import Batch, ImageClassification, SplitName
+from grasp_core.spec import ModelSpec
+from grasp_core.tasks import Augmentation, Batch, open_task
 
 torch.set_num_threads(1)
 
@@ -110,12 +112,12 @@ def prepare(case: Case, folder: Path, data: Path | None, steps: int) -> Setting:
     """Write what `case` needs: checkpoints, and images for `steps` batches of training."""
     say(f"preparing {case}")
     folder.mkdir()
-    overrides = PreprocessingOverrides(image_size=case.image_size)
+    overrides = {"image_size": case.image_size}
     spec = ModelSpec(
         architecture=case.architecture, classes=("a", "b", "c"), preprocessing=overrides
     )
     if data is not None:
-        classes = TargetData.open(data, resolve_preprocessing(spec)).classes
+        classes = open_images(data, resolve_preprocessing(spec)).classes
         spec = spec.model_copy(update={"classes": classes})
     setting = Setting(case, spec, folder)
     write_images(setting, data, steps)
@@ -150,19 +152,19 @@ def write_images(setting: Setting, data: Path | None, steps: int) -> None:
         side, generator = setting.case.image_size, torch.Generator().manual_seed(0)
         batches = {
             split: Batch(
-                torch.randn(count, 3, side, side, generator=generator),
+                {"x": torch.randn(count, 3, side, side, generator=generator)},
                 torch.arange(count) % len(setting.spec.classes),
             )
             for split, count in (("train", steps * size), ("val", size), ("test", size))
         }
     else:
-        real = ImageClassification.open(data, setting.spec)
+        real = open_task(data, setting.spec)
         batches = {
             "train": next(real.alignment_batches(steps * size, 1, seed=0)),
             "val": next(real.evaluation_batches("val", size)),
             "test": next(real.evaluation_batches("test", size)),
         }
-    tensors = {f"{split}/inputs": batch.inputs for split, batch in batches.items()}
+    tensors = {f"{split}/inputs": batch.inputs["x"] for split, batch in batches.items()}
     tensors |= {f"{split}/labels": batch.labels for split, batch in batches.items()}
     write_safetensors(setting.images, tensors, {})
 
@@ -181,7 +183,7 @@ class InMemory:
         stored = Checkpoint(path)
         names: tuple[SplitName, ...] = ("train", "val", "test")
         splits = {
-            name: Batch(stored[f"{name}/inputs"].clone(), stored[f"{name}/labels"].clone())
+            name: Batch({"x": stored[f"{name}/inputs"].clone()}, stored[f"{name}/labels"].clone())
             for name in names
         }
         return cls(splits, classes)
@@ -205,20 +207,20 @@ class InMemory:
         return (whole[slice(start, start + size)] for start in range(0, len(whole), size))
 
     def loss(self, model: nn.Module, batch: Batch, known: Tensor | None = None) -> Tensor:
-        logits = model(batch.inputs)
+        logits = model(**batch.inputs)
         if known is not None:
             logits = logits.masked_fill(~known, -torch.inf)
         return F.cross_entropy(logits, batch.labels)
 
     def log_probabilities(self, model: nn.Module, batch: Batch) -> Tensor:
-        return F.log_softmax(model(batch.inputs), dim=-1)
+        return F.log_softmax(model(**batch.inputs), dim=-1)
 
     def accuracy(self, model: nn.Module, size: int) -> float:
         """On the validation split, as an ordinary training loop measures it."""
         model.eval()
         with torch.inference_mode():
             hits = sum(
-                int((model(batch.inputs).argmax(-1) == batch.labels).sum())
+                int((model(**batch.inputs).argmax(-1) == batch.labels).sum())
                 for batch in self.evaluation_batches("val", size)
             )
         return hits / len(self._splits["val"])

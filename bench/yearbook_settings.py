@@ -23,16 +23,15 @@ import torch
 from torch import nn
 
 from grasp_core import (
-    Augmentation,
     CheckpointInfo,
     FoldConfig,
     FoldReport,
-    ImageClassification,
     ModelSpec,
-    PreprocessingOverrides,
+    Task,
     build_model,
     fold,
     load_weights,
+    open_task,
     write_checkpoint,
 )
 
@@ -64,7 +63,7 @@ def main() -> None:
     spec = ModelSpec(
         architecture="tf_efficientnet_lite0",
         classes=CLASSES[label],
-        preprocessing=PreprocessingOverrides(image_size=64, crop_pct=1.0),
+        preprocessing={"image_size": 64, "crop_pct": 1.0},
     )
     with TemporaryDirectory() as temporary:
         work = Path(args.work or temporary)
@@ -72,7 +71,7 @@ def main() -> None:
         periods = [period for period in range(4) if period != args.target]
         sources = [train_source(args.data, work, spec, label, p, args.epochs) for p in periods]
         target = write_period(args.data, work, label, args.target, args.examples)
-        task = ImageClassification.open(target, spec, cache_dir=work / "cache")
+        task = open_task(target, spec, cache_dir=work / "cache")
         compare_settings(spec, sources, task, work, args.only)
 
 
@@ -117,13 +116,11 @@ def train_source(
     path = work / f"{label}-{period}-{epochs}.safetensors"
     if path.exists():
         return path
-    task = ImageClassification.open(
-        write_period(data, work, label, period), spec, cache_dir=work / "cache"
-    )
+    task = open_task(write_period(data, work, label, period), spec, cache_dir=work / "cache")
     model = imagenet_model(data, spec).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4, weight_decay=0.01)
     for epoch in range(epochs):
-        for step, batch in enumerate(task.training_batches(32, epoch, Augmentation())):
+        for step, batch in enumerate(task.training_batches(32, epoch, {})):
             optimizer.zero_grad()
             loss = task.loss(model, batch)
             loss.backward()
@@ -153,7 +150,7 @@ def imagenet_model(data: Path, spec: ModelSpec) -> nn.Module:
 def compare_settings(
     spec: ModelSpec,
     sources: list[Path],
-    task: ImageClassification,
+    task: Task,
     work: Path,
     only: list[str] | None,
 ) -> None:
@@ -175,7 +172,7 @@ def compare_settings(
 
 
 def fold_all(
-    spec: ModelSpec, sources: list[Path], task: ImageClassification, work: Path, config: FoldConfig
+    spec: ModelSpec, sources: list[Path], task: Task, work: Path, config: FoldConfig
 ) -> list[FoldReport]:
     reports, merged = [], work / "first.safetensors"
     for number, source in enumerate(sources, start=2):
@@ -186,7 +183,7 @@ def fold_all(
 
 
 def accuracy_of_merge(
-    spec: ModelSpec, source: Path, task: ImageClassification, work: Path, config: FoldConfig, n: int
+    spec: ModelSpec, source: Path, task: Task, work: Path, config: FoldConfig, n: int
 ) -> float:
     """Validation accuracy after the last transfer, before its refinement."""
     unrefined = config.model_copy(update={"refine": config.refine.model_copy(update={"epochs": 0})})

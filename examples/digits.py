@@ -22,7 +22,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from grasp_cli.demo.experiment import train
-from grasp_core import ImageClassification, ModelSpec, PreprocessingOverrides
+from grasp_core import ModelSpec, Task, open_task
 
 SITES = {"site-a": 0.0, "site-b": 0.3, "site-c": 0.2}  # name: how far towards the negative
 TARGET_SHADE = 0.15
@@ -31,7 +31,7 @@ ARCHITECTURE = "test_efficientnet"
 SPEC = ModelSpec(
     architecture=ARCHITECTURE,
     classes=CLASSES,
-    preprocessing=PreprocessingOverrides(image_size=32, crop_pct=1.0),
+    preprocessing={"image_size": 32, "crop_pct": 1.0},
 )
 
 
@@ -68,9 +68,9 @@ def write_sources(folder: Path) -> Iterator[Path]:
             yield train(SPEC, task, path, epochs=2, lr=1e-3, ancestor=ancestor)
 
 
-def open_site(scratch: Path, name: str, shade: float) -> ImageClassification:
+def open_site(scratch: Path, name: str, shade: float) -> Task:
     archive = write_domain(scratch / f"{name}.zip", shade)
-    return ImageClassification.open(archive, SPEC, cache_dir=scratch)
+    return open_task(archive, SPEC, cache_dir=scratch)
 
 
 if __name__ == "__main__":

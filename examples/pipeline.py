@@ -19,13 +19,13 @@ import torch
 from grasp_cli.demo.digits import ANCESTOR, CLASSES, TODAY, Digits, Scanner
 from grasp_cli.demo.experiment import train
 from grasp_client import Grasp, JobFailed, NotFound
-from grasp_core import ImageClassification, ModelSpec, PreprocessingOverrides
+from grasp_core import ModelSpec, open_task
 
 NAME = "monthly"
 SPEC = ModelSpec(
     architecture="test_efficientnet",
     classes=CLASSES,
-    preprocessing=PreprocessingOverrides(image_size=32),
+    preprocessing={"image_size": 32},
 )
 MERGE = {"blend": 0.5, "refine": {"epochs": 4, "lr": 3e-4}, "gate": {"max_drop": 0.1}}
 MONTHS = {
@@ -66,7 +66,7 @@ def train_on(
     digits: Digits, scanner: Scanner, path: Path, lr: float, ancestor: Path | None = None
 ) -> Path:
     archive = digits.write(path.with_suffix(".npz"), scanner, seed=0)
-    task = ImageClassification.open(archive, SPEC, cache_dir=path.parent)
+    task = open_task(archive, SPEC, cache_dir=path.parent)
     return train(
         SPEC, task, path.with_suffix(".safetensors"), epochs=EPOCHS, lr=lr, ancestor=ancestor
     )

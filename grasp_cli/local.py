@@ -28,13 +28,13 @@ def as_safetensors(path: Path, model: Model, classes: Sequence[str] | None) -> I
     Raises GraspError, as the server would: a checkpoint of another model is not even sent.
     """
     with needing("torch", "converting"):
-        from grasp_core import ModelSpec, PreprocessingOverrides, convert_checkpoint
+        from grasp_core import ModelSpec, convert_checkpoint
     spec = None
     if model.classes is not None:  # and so the model is prepared
         spec = ModelSpec(
             architecture=model.architecture,
             classes=tuple(model.classes),
-            preprocessing=PreprocessingOverrides.model_validate(model.preprocessing),
+            preprocessing=model.preprocessing,
         )
     with TemporaryDirectory() as folder:
         output = Path(folder, f"{path.stem}.safetensors")
@@ -59,11 +59,12 @@ def convert_file(
 
 
 def export_folder(weights: Path, folder: Path, name: str, report: Mapping[str, Any]) -> None:
-    """A folder that timm loads, with a model card. Raises GraspError."""
+    """A folder that the architecture's own library loads, with a model card. Raises GraspError."""
     with needing("torch", "exporting"):
-        from grasp_core import FoldReport, export_timm_folder
+        from grasp_core import FoldReport
+        from grasp_core import export_folder as export
 
-        export_timm_folder(weights, folder, report=FoldReport.model_validate(report), name=name)
+        export(weights, folder, report=FoldReport.model_validate(report), name=name)
 
 
 @contextmanager

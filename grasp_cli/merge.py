@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from grasp_cli.arguments import (
     ClassNames,
@@ -21,14 +22,15 @@ from grasp_cli.arguments import (
 )
 from grasp_cli.local import convert_file, needing
 from grasp_cli.session import INTERRUPTED, NOT_DONE, AsJson, Output, errors_in_words
-from grasp_core.config import FoldConfig, ModelSpec, PreprocessingOverrides, plain_words
+from grasp_core.config import FoldConfig, plain_words
+from grasp_core.kinds import DEFAULT, Kind, find_kind, read_options
+from grasp_core.spec import ModelSpec
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from grasp_cli.offline import Outcome
 
-Values = TypeVar("Values", bound=BaseModel)
 FILE: dict[str, Any] = {"exists": True, "dir_okay": False}
 
 
@@ -100,7 +102,7 @@ def merge(
 
     out = Output(as_json)
     parameters = _parameters(config, settings, seed, device)
-    overrides = _overrides(preprocess, image_size)
+    overrides = _overrides(find_kind(DEFAULT), preprocess, image_size)
     with errors_in_words(), needing("torch", "merging"):
         from grasp_cli.offline import MergeOptions, merge_files
 
@@ -196,7 +198,8 @@ def convert(
     """Write a checkpoint's weights as safetensors, without running what it pickled."""
     names = _names(classes)
     if architecture and names:
-        _checked(ModelSpec, "--classes", {"architecture": architecture, "classes": names})
+        with _named_as_typed("--classes"):
+            ModelSpec(architecture=architecture, classes=names)
     path = output or checkpoint
     if path.is_dir():
         path /= checkpoint.name
@@ -220,19 +223,23 @@ def _parameters(
         if not isinstance(given, dict):
             raise typer.BadParameter(f"{config} is JSON, but not an object")
     own = {"device": device} | ({} if seed is None else {"seed": seed})
-    return _checked(FoldConfig, "--set", parse_settings(settings, given) | own)
+    with _named_as_typed("--set"):
+        return FoldConfig.model_validate(parse_settings(settings, given) | own)
 
 
-def _overrides(pairs: list[str], image_size: int | None) -> PreprocessingOverrides:
+def _overrides(kind: Kind, pairs: list[str], image_size: int | None) -> dict[str, Any]:
     size = {} if image_size is None else {"image_size": image_size}
-    given = parse_settings(pairs, option="--preprocess")
-    return _checked(PreprocessingOverrides, "--preprocess", given | size)
+    given = parse_settings(pairs, option="--preprocess") | size
+    with _named_as_typed("--preprocess"):
+        read_options(kind, "overrides", given)
+    return given
 
 
-def _checked(kind: type[Values], option: str, values: dict[str, Any]) -> Values:
+@contextmanager
+def _named_as_typed(option: str) -> Iterator[None]:
     """What makes no sense is named as it was typed."""
     try:
-        return kind.model_validate(values)
+        yield
     except ValidationError as error:
         found = ((".".join(map(str, e["loc"])), plain_words(e["msg"])) for e in error.errors())
         wrong = "; ".join(": ".join(filter(None, words)) for words in found)

@@ -9,7 +9,7 @@ Imported by `grasp merge` when it runs: this loads torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,12 +17,14 @@ from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any, Literal
 
 import torch
+from pydantic import JsonValue
 
 from grasp_cli.local import CONVERTED
 from grasp_core import Checkpoint, convert_checkpoint
-from grasp_core.config import FoldConfig, ModelSpec, PreprocessingOverrides
+from grasp_core.config import FoldConfig
 from grasp_core.folding import Inputs
 from grasp_core.operations import Folded, FoldSource, PrepareModel, ReportProgress, ValidateTarget
+from grasp_core.spec import ModelSpec
 
 Bar = Callable[[str], AbstractContextManager[ReportProgress]]  # of what has this name
 
@@ -35,7 +37,7 @@ class MergeOptions:
     target: Path
     classes: tuple[str, ...] | None  # None: the target's
     source_classes: tuple[str, ...] | None  # None: those that each file names, or the model's
-    preprocessing: PreprocessingOverrides
+    preprocessing: Mapping[str, JsonValue]
     config: FoldConfig
     threads: int | None = None  # of torch; None: its own choice, which is the service's too
     cache: Path = field(default_factory=lambda: Path.home() / ".cache" / "grasp")  # as grasp_core

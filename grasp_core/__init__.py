@@ -1,9 +1,9 @@
 """GRASP as a library: fold checkpoints of one architecture into one model, one at a time.
 
-    from grasp_core import ImageClassification, ModelSpec, fold
+    from grasp_core import ModelSpec, fold, open_task
 
     spec = ModelSpec(architecture="mobilevit_xxs", classes=("F", "M"))
-    task = ImageClassification.open("faces.zip", spec)
+    task = open_task("faces.zip", spec)
     fold(spec, "site-a.safetensors", task, "v1.safetensors")
     report = fold(spec, "site-b.safetensors", task, "v2.safetensors", merged="v1.safetensors")
 

@@ -9,15 +9,17 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
-from pydantic import ValidationError
+from pydantic import SerializeAsAny, ValidationError, ValidationInfo, field_validator
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from grasp_core.config import ClassName, Frozen, Preprocessing
+from grasp_core.config import ClassName, Frozen
 from grasp_core.errors import CheckpointError
 from grasp_core.files import atomic_write, sha256_file
+from grasp_core.kinds import DEFAULT
 from grasp_core.manifest import Found
 from grasp_core.provenance import Provenance
+from grasp_core.spec import KindName, of_kind
 
 METADATA_KEY = "grasp"
 SEAL_KEY = "sha256"
@@ -47,11 +49,17 @@ class Lineage(Frozen):
 class CheckpointInfo(Frozen):
     """What a checkpoint says about itself. A foreign file may say nothing."""
 
+    kind: KindName = DEFAULT
     architecture: str | None = None
     classes: tuple[ClassName, ...] | None = None
-    preprocessing: Preprocessing | None = None
+    preprocessing: SerializeAsAny[Frozen] | None = None  # of the kind's own class
     lineage: Lineage = Lineage(version=0)
     provenance: Provenance = Provenance()
+
+    @field_validator("preprocessing", mode="before")
+    @classmethod
+    def _of_its_kind(cls, given: object, info: ValidationInfo) -> object:
+        return of_kind(given, "preprocessing", info)
 
 
 class Checkpoint(Mapping[str, Tensor]):

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import (
     AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
-    FiniteFloat,
+    GetJsonSchemaHandler,
     ValidationError,
     ValidatorFunctionWrapHandler,
     field_validator,
     model_validator,
 )
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core.core_schema import CoreSchema, union_schema
 
 from grasp_core.errors import shorten
 
@@ -41,8 +42,6 @@ Granularity = Literal["tensor", "channel", "element"]
 Mode = Literal["train", "eval"]
 NormStats = Literal["keep", "follow", "recalibrate"]
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
-Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
-Rgb = tuple[FiniteFloat, FiniteFloat, FiniteFloat]
 Stage = Literal[  # what a fold does, in this order
     "load",
     "baseline",
@@ -65,67 +64,31 @@ def plain_words(message: str) -> str:
     return message.removeprefix("Value error, ")
 
 
+class KindOptions:
+    """In JSON schemas: what each kind takes in this place."""
+
+    def __init__(self, part: Literal["overrides", "augmentation"]) -> None:
+        self._part = part
+
+    def __get_pydantic_json_schema__(
+        self, _schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        from grasp_core.kinds import known_kinds
+
+        declared = [getattr(kind, self._part) for kind in known_kinds().values()]
+        return handler(union_schema([_named(options) for options in declared]))
+
+
+def _named(options: type[BaseModel]) -> CoreSchema:
+    """With a name, by which a document refers to it."""
+    name = f"{options.__module__}.{options.__qualname__}:{id(options)}"
+    return cast(CoreSchema, {"ref": name, **options.__pydantic_core_schema__})
+
+
 class Frozen(BaseModel):
     """Immutable, and strict about names: a misspelt parameter is an error, not a silent default."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Preprocessing(Frozen):
-    """How an image becomes the model's input: decode → resize → crop → normalise."""
-
-    image_size: int = Field(ge=8, le=4096, description="Side of the square the model sees.")
-    resize: int = Field(ge=8, le=8192, description="Side of the cached square it is cut from.")
-    interpolation: Interpolation = "bicubic"
-    mean: Rgb = (0.485, 0.456, 0.406)
-    std: Rgb = (0.229, 0.224, 0.225)
-    grayscale: bool = Field(False, description="Reduce to luminance, repeated on three channels.")
-    contrast: bool = Field(False, description="Stretch each image's contrast to the full range.")
-
-    @model_validator(mode="after")
-    def _crop_fits(self) -> Preprocessing:
-        if self.resize < self.image_size:
-            raise ValueError(f"resize {self.resize} is smaller than image_size {self.image_size}")
-        if min(self.std) <= 0:
-            raise ValueError(f"std must be positive, not {self.std}")
-        return self
-
-
-class PreprocessingOverrides(Frozen):
-    """The parts of an architecture's own preprocessing that a user replaces; None keeps its own."""
-
-    image_size: int | None = Field(None, ge=8, le=4096)
-    crop_pct: float | None = Field(None, gt=0.0, le=1.0)
-    mean: Rgb | None = None
-    std: Rgb | None = None
-    grayscale: bool = False
-    contrast: bool = False
-
-
-class ModelSpec(Frozen):
-    """One architecture with its classes: what all versions of a model have in common."""
-
-    architecture: str = Field(description="A timm model name, such as mobilevit_xxs.")
-    classes: tuple[ClassName, ...] = Field(
-        min_length=1, description="Names of the outputs, in order."
-    )
-    preprocessing: PreprocessingOverrides = PreprocessingOverrides()
-
-    @model_validator(mode="after")
-    def _classes_differ(self) -> ModelSpec:
-        doubled = sorted(name for name, count in Counter(self.classes).items() if count > 1)
-        if doubled:
-            raise ValueError(f"class names given twice: {', '.join(doubled)}")
-        return self
-
-
-class Augmentation(Frozen):
-    """Random changes to training images; alignment and evaluation see centre crops."""
-
-    flip: bool = Field(True, description="Mirror left to right, with probability one half.")
-    padding: int | None = Field(
-        None, ge=0, description="Black border before the random crop; None: 1/8 of the image size."
-    )
 
 
 class RefineConfig(Frozen):
@@ -134,14 +97,16 @@ class RefineConfig(Frozen):
     epochs: int = Field(3, ge=0, description="0 skips refinement.")
     lr: float = Field(5e-5, gt=0.0, description="Learning rate of the first epoch.")
     weight_decay: float = Field(0.01, ge=0.0, description="AdamW's.")
-    batch_size: int = Field(32, ge=1, description="Images per step, and per step of evaluation.")
+    batch_size: int = Field(32, ge=1, description="Examples per step, and per step of evaluation.")
     patience: int | None = Field(
         None, ge=1, description="Stop after so many epochs without a better one; None: never."
     )
     freeze: tuple[str, ...] = Field(
         (), description="Glob patterns of parameters left as they are, such as stem.*"
     )
-    augmentation: Augmentation = Augmentation()
+    augmentation: Annotated[dict[str, Any], KindOptions("augmentation")] = Field(
+        {}, description="Random changes to training examples; which there are depends on the kind."
+    )
 
 
 class GateConfig(Frozen):
@@ -186,7 +151,7 @@ class FoldConfig(Frozen):
         1.0, description="λ: aligned parameters become λ·source + (1 - λ)·merged."
     )
     alignment_batches: int = Field(8, ge=1, description="Batches whose gradients are summed.")
-    alignment_batch_size: int = Field(32, ge=1, description="Images in each of them.")
+    alignment_batch_size: int = Field(32, ge=1, description="Examples in each of them.")
     merged_mode: Mode = Field("eval", description="Mode in which the merged model is compared.")
     source_mode: Mode = Field("eval", description="Mode in which the source is compared.")
     norm_stats: NormStats = Field(

@@ -19,13 +19,14 @@ from torch import Tensor
 
 from grasp_core.architectures import make_manifest, resolve_preprocessing
 from grasp_core.checkpoints import DTYPES, CheckpointInfo, write_checkpoint
-from grasp_core.config import ModelSpec
 from grasp_core.errors import CheckpointError
+from grasp_core.kinds import DEFAULT, known_kinds
 from grasp_core.manifest import Found, Manifest
+from grasp_core.spec import ModelSpec
 
 State = dict[str, Tensor]
 
-# Where trainers put their weights: timm, Lightning, torchvision's references, BasicSR, RT-DETR, …
+# Where trainers put their weights: Lightning, torchvision's references, BasicSR, RT-DETR, …
 PLAIN_KEYS = ("state_dict", "model_state_dict", "model", "module", "net", "params")
 EMA_KEYS = (
     "state_dict_ema",
@@ -36,7 +37,7 @@ EMA_KEYS = (
     "params_ema",
     "ema",
 )
-WRAPPERS = ("module", "model", "net", "timm_model")  # attributes that hold the whole model
+WRAPPERS = ("module", "model", "net")  # attributes that hold the whole model, whatever its kind
 INSERTED = re.compile(r"(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 UNNAMED = tuple(map(str, range(7919)))  # so many rows no other tensor of a head has
 COUNTERS = frozenset({"n_averaged"})  # torch.optim.swa_utils.AveragedModel, beside its module
@@ -51,21 +52,22 @@ def convert_checkpoint(
     output: str | Path,
     *,
     spec: ModelSpec | None = None,
+    kind: str = DEFAULT,
     architecture: str | None = None,
     classes: Sequence[str] | None = None,
     ema: bool = True,
 ) -> str:
     """Write the weights in the torch file `path` to `output` as safetensors; return its sha256.
 
-    The state dict is found inside a trainer's checkpoint (with `ema`, as timm does it, averaged
-    weights before the others), and names lose what DDP, torch.compile, Lightning and the like put
+    The state dict is found inside a trainer's checkpoint (with `ema`, averaged weights before the
+    others), and names lose what DDP, torch.compile, Lightning and the like put
     before them. Values and precision stay as they are. Tensors are read through a memory map,
     unless the file is older than torch 1.6, and written one at a time.
 
     With a `spec` the result is known to be such a model, and says so; `classes` names its outputs
     if they are not the spec's. What lies beside a complete wrapped model (a loss's weights, metric
-    states) is then left out. An `architecture` alone does as well: without `classes` it has as many
-    outputs as the weights have.
+    states) is then left out. An `architecture` of a `kind` does as well: without `classes` it has
+    as many outputs as the weights have.
 
     Raises CheckpointError if the file is no torch file, holds no weights, or needs objects that
     only unpickling could restore, and CheckpointMismatch, with every difference by name, if the
@@ -74,7 +76,7 @@ def convert_checkpoint(
     path = Path(path)
     names = tuple(classes) if classes else (spec.classes if spec else None)
     if spec is None and architecture is not None:
-        spec = ModelSpec(architecture=architecture, classes=names or UNNAMED)
+        spec = ModelSpec(kind=kind, architecture=architecture, classes=names or UNNAMED)
     manifest = make_manifest(spec) if spec else None
     state = _find_state(_load(path), (*EMA_KEYS, *PLAIN_KEYS) if ema else (*PLAIN_KEYS, *EMA_KEYS))
     _require_storable(state, path.name)
@@ -83,6 +85,7 @@ def convert_checkpoint(
         count = len(names) if names else _count_outputs(state, manifest)
         manifest.require(_describe(state), name=path.name, classes=count)
     info = CheckpointInfo(
+        kind=spec.kind if spec else kind,
         architecture=spec.architecture if spec else None,
         classes=names,
         preprocessing=resolve_preprocessing(spec) if spec else None,
@@ -219,9 +222,10 @@ def _shared_prefix(state: State) -> str:
 def _wrapper_prefixes(name: str) -> Iterator[str]:
     """Every row of wrappers that `name` begins with, the empty one first."""
     yield ""
+    wrappers = {*WRAPPERS, *(own for kind in known_kinds().values() for own in kind.wrappers)}
     end = 0
     for part in name.split(".")[:-1]:
-        if part not in WRAPPERS:
+        if part not in wrappers:
             return
         end += len(part) + 1
         yield name[:end]

@@ -3,11 +3,11 @@
 GraspError
 ├── ConfigError          a parameter makes no sense
 │   └── DeviceError          … because this machine has no such device
-├── ArchitectureError    timm does not know the architecture, or cannot build it as asked
+├── ArchitectureError    nobody knows the architecture, or it cannot be built as asked
 ├── CheckpointError      a weights file cannot be used
 │   └── CheckpointMismatch   … because its tensors are not the model's: all differences, by name
 ├── TargetError          the target data cannot be used
-│   └── BrokenImages         … because too many images do not decode: which, and why
+│   └── BrokenExamples       … because too many examples do not decode: which, and why
 └── FoldStopped          the progress callback said stop; the fold can be resumed
 
 Each class has a stable `code`, which the service stores on the job and puts into its answers.
@@ -112,8 +112,8 @@ class TargetError(GraspError):
     code = "invalid_target"
 
 
-class BrokenImages(TargetError):
-    code = "broken_images"
+class BrokenExamples(TargetError):
+    code = "broken_images"  # whatever they are: clients know it by this name
 
 
 class FoldStopped(GraspError):

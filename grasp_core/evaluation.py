@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from grasp_core.config import Frozen
+from grasp_core.data import SplitName
 from grasp_core.runtime import Runtime
-from grasp_core.tasks import SplitName, Task
+from grasp_core.tasks import Task
 
 SAME = 1e-6  # probabilities this near to each other differ by rounding only
 

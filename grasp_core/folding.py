@@ -10,10 +10,11 @@ from tempfile import TemporaryDirectory
 
 from grasp_core.architectures import build_model, load_weights, make_manifest, resolve_preprocessing
 from grasp_core.checkpoints import Checkpoint, CheckpointInfo, Lineage, write_checkpoint
-from grasp_core.config import FoldConfig, ModelSpec
+from grasp_core.config import FoldConfig
 from grasp_core.evaluation import Predictions, predict
 from grasp_core.gate import find_bad_tensors, judge
 from grasp_core.heads import MatchedSource, match_classes
+from grasp_core.kinds import check_augmentation, find_kind
 from grasp_core.manifest import Manifest
 from grasp_core.methods import METHODS
 from grasp_core.progress import ProgressCallback, Recorder
@@ -29,6 +30,7 @@ from grasp_core.report import (
 )
 from grasp_core.runtime import Runtime, deterministic
 from grasp_core.seeds import derive_seed
+from grasp_core.spec import ModelSpec
 from grasp_core.tasks import Task
 from grasp_core.workbench import Merge, Workbench
 
@@ -56,9 +58,10 @@ def fold(
     interrupted goes on after its last finished epoch, and ends in the same bytes.
 
     Raises CheckpointError (CheckpointMismatch, with every difference by name) for a file that is no
-    such model, and FoldStopped if `progress` returns STOP.
+    such model, pydantic's ValidationError for augmentation that the kind does not have, and
+    FoldStopped if `progress` returns STOP.
     """
-    config = config or FoldConfig()
+    config = check_augmentation(config or FoldConfig(), find_kind(spec.kind))
     runtime = Runtime.choose(config)
     recorder = Recorder(runtime.device, progress)
     with deterministic(), _work_folder(work_dir) as folder:
@@ -173,7 +176,7 @@ class Inputs:
             source=self.source.sha256,
             provenance=self.merged.info.provenance if self.merged else Provenance(),
             stages=tuple(bench.recorder.stages),
-            environment=Environment.describe(bench.runtime),
+            environment=Environment.describe(bench.runtime, find_kind(self.spec.kind)),
         )
 
     def provenance(self, merge: Merge, blend: float) -> Provenance:
@@ -185,6 +188,7 @@ class Inputs:
 
     def describe_output(self, provenance: Provenance) -> CheckpointInfo:
         return CheckpointInfo(
+            kind=self.spec.kind,
             architecture=self.spec.architecture,
             classes=self.spec.classes,
             preprocessing=resolve_preprocessing(self.spec),

@@ -12,7 +12,7 @@ from grasp_core.errors import CheckpointMismatch, shorten
 SHOWN = 10  # names per kind of mismatch in a message; the error's attributes have them all
 SHOWN_CHARACTERS = 100  # of each of them
 NAME_CLASSES = "only the head differs: give the source's class names, in the order of its outputs"
-TRAIN_AS = "make sure that the checkpoint was trained as timm's {}"
+TRAIN_AS = "make sure that the checkpoint was trained as {}"
 FLOATS = frozenset({"F16", "BF16", "F32", "F64"})
 
 

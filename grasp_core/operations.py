@@ -13,19 +13,19 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from pydantic import ValidationError
+from pydantic import JsonValue, ValidationError
 
-from grasp_core.config import FoldConfig, ModelSpec, Preprocessing, PreprocessingOverrides
+from grasp_core.config import FoldConfig, Frozen
 from grasp_core.errors import CheckpointError, ConfigError
+from grasp_core.kinds import DEFAULT, find_kind
 from grasp_core.manifest import Manifest
+from grasp_core.spec import ModelSpec
 
 if TYPE_CHECKING:
     from grasp_core import FoldReport, Progress
     from grasp_core.report import SplitMetrics
 
-# Validation only asks whether images decode; small squares make it quick.
-ANY_MODEL = Preprocessing(image_size=64, resize=64, interpolation="bilinear")
-LISTED = 20  # broken images that a summary names; it counts them all
+LISTED = 20  # broken examples that a summary names; it counts them all
 # Folders of this pattern that a crash leaves in a cache are swept by the next build, a day later.
 ASIDE = "validate.tmp-"
 
@@ -46,11 +46,11 @@ class TargetSummary:
 
     classes: tuple[str, ...]
     fingerprint: str
-    counts: dict[str, dict[str, int]]  # images of each class in each split
+    counts: dict[str, dict[str, int]]  # examples of each class in each split
     broken: tuple[dict[str, str], ...]  # name and reason of the first few
     broken_count: int
-    images: int  # that can be used
-    samples: tuple[dict[str, str], ...] = ()  # a few small ones: class, split and png
+    images: int  # examples of whichever kind that can be used: clients know it by this name
+    samples: tuple[dict[str, str], ...] = ()  # a few: class, split, and png or text
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Prepared:
 
     classes: tuple[str, ...]
     manifest: Manifest
-    preprocessing: Preprocessing
+    preprocessing: Frozen  # of the kind's own class
 
 
 @dataclass(frozen=True)
@@ -92,31 +92,31 @@ class ValidateTarget:
 
     target_path: Path
     cache_dir: Path
+    kind: str = DEFAULT
     max_bytes: int | None = None  # of its files, unpacked
 
     def run(self, report: ReportProgress) -> TargetSummary:
         """Raises TargetError if the data cannot be used; leaves nothing in the cache."""
-        from grasp_core.data import Limits, TargetData
-        from grasp_core.samples import sample_images
+        from grasp_core.data import Limits
 
         report("hash", 0.0, {})
+        kind = find_kind(self.kind).load()
         limits = Limits() if self.max_bytes is None else Limits(max_bytes=self.max_bytes)
         self.cache_dir.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix=ASIDE, dir=self.cache_dir) as folder:
-            target = TargetData.open(
+            target = kind.open_target(
                 self.target_path,
-                ANY_MODEL,
-                cache_dir=folder,
+                cache_dir=Path(folder),
                 limits=limits,
                 progress=_decoding(report),
             )
             counts = {str(split): found for split, found in target.counts().items()}
-            samples = sample_images(target)
+            samples = kind.show_samples(target)
         return TargetSummary(
             classes=target.classes,
             fingerprint=target.fingerprint,
             counts=counts,
-            broken=tuple(image._asdict() for image in target.broken[:LISTED]),
+            broken=tuple(found._asdict() for found in target.broken[:LISTED]),
             broken_count=len(target.broken),
             images=sum(sum(found.values()) for found in counts.values()),
             samples=samples,
@@ -129,17 +129,18 @@ class PrepareModel:
 
     architecture: str
     classes: tuple[str, ...] | None  # None: the target's
-    preprocessing: PreprocessingOverrides
+    preprocessing: Mapping[str, JsonValue]  # what to replace of the architecture's own
     target_path: Path
     target_fingerprint: str
     target_classes: tuple[str, ...]
     cache_dir: Path
+    kind: str = DEFAULT
     base: Path | None = None  # what the sources were fine-tuned from
 
     def run(self, report: ReportProgress) -> Prepared:
-        """Raises ArchitectureError for what timm cannot build, ConfigError for missing classes,
+        """Raises ArchitectureError for what cannot be built, ConfigError for missing classes,
         CheckpointError for a base that is no such model."""
-        from grasp_core import ImageClassification, make_manifest, resolve_preprocessing
+        from grasp_core import make_manifest, open_task, resolve_preprocessing
 
         report("build", 0.0, {})
         with _values_checked():
@@ -147,7 +148,7 @@ class PrepareModel:
             manifest, preprocessing = make_manifest(spec), resolve_preprocessing(spec)
         if self.base is not None:
             _require_base(self.base, manifest)
-        ImageClassification.open(
+        open_task(
             self.target_path,
             spec,
             cache_dir=self.cache_dir,
@@ -165,7 +166,10 @@ class PrepareModel:
                 hint="name all of the target's classes, or none to take them as they are",
             )
         return ModelSpec(
-            architecture=self.architecture, classes=classes, preprocessing=self.preprocessing
+            kind=self.kind,
+            architecture=self.architecture,
+            classes=classes,
+            preprocessing=self.preprocessing,
         )
 
 
@@ -208,9 +212,9 @@ class FoldSource:
 
     def run(self, report: ReportProgress) -> Folded:
         """Raises CheckpointError for a file that is no such model, and what else `fold` raises."""
-        from grasp_core import ImageClassification, fold
+        from grasp_core import fold, open_task
 
-        target = ImageClassification.open(
+        target = open_task(
             self.target_path,
             self.spec,
             cache_dir=self.cache_dir,

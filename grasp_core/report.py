@@ -10,16 +10,18 @@ from typing import Literal
 import torch
 from pydantic import Field
 
-from grasp_core.config import FoldConfig, Frozen, ModelSpec
+from grasp_core.config import FoldConfig, Frozen
 from grasp_core.evaluation import Metrics
 from grasp_core.gate import Verdict
+from grasp_core.kinds import Kind
 from grasp_core.progress import StageRecord
 from grasp_core.provenance import Provenance
 from grasp_core.refinement import EpochRecord
 from grasp_core.runtime import Runtime
+from grasp_core.spec import ModelSpec
 from grasp_core.workbench import ParameterReport
 
-LIBRARIES = ("torch", "timm", "safetensors", "numpy")
+LIBRARIES = ("torch", "safetensors", "numpy")  # and those of the kind
 EXTREME_SHARE = 0.01  # nearer to 0 or 1 than this, the alignment did not really choose
 
 
@@ -62,11 +64,11 @@ class Environment(Frozen):
     autocast: str | None
 
     @classmethod
-    def describe(cls, runtime: Runtime) -> Environment:
+    def describe(cls, runtime: Runtime, kind: Kind) -> Environment:
         on_cuda = runtime.device.type == "cuda"
         return cls(
             python=platform.python_version(),
-            libraries={name: version(name) for name in LIBRARIES},
+            libraries={name: version(name) for name in (*LIBRARIES, *kind.libraries)},
             device=torch.cuda.get_device_name(runtime.device) if on_cuda else runtime.device.type,
             threads=torch.get_num_threads(),
             autocast=str(runtime.autocast_dtype).removeprefix("torch.")

@@ -1,47 +1,54 @@
 """What the algorithm needs to know about a problem: batches in, loss and log-probabilities out.
 
-Nothing else in the package knows that it is looking at pictures.
+Nothing else in the package knows what its examples are.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from pydantic import JsonValue
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from grasp_core.architectures import resolve_preprocessing
-from grasp_core.config import Augmentation, ModelSpec, Preprocessing
-from grasp_core.data import TargetData
-from grasp_core.data.augment import centre_crop, random_crop, random_flip
+from grasp_core.config import Frozen
+from grasp_core.data import Array, IndexArray, SplitName, TargetData
 from grasp_core.errors import TargetError
+from grasp_core.kinds import find_kind
+from grasp_core.spec import ModelSpec
 
-SplitName = Literal["train", "val", "test"]
+Augmentation = Mapping[str, JsonValue]  # as the fold's parameters say it; what it means is a kind's
+Inputs = dict[str, Tensor]  # by the names of the arguments of the model's forward
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Inputs with their labels, both along the first axis."""
+    """Inputs with their labels, all along the first axis."""
 
-    inputs: Tensor
+    inputs: Inputs
     labels: Tensor  # (B,)
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, rows: slice | Tensor) -> Batch:
-        return Batch(self.inputs[rows], self.labels[rows])
+        return Batch({name: t[rows] for name, t in self.inputs.items()}, self.labels[rows])
 
     def to(self, device: torch.device, layout: torch.memory_format) -> Batch:
-        fits = layout if self.inputs.ndim == 4 else torch.contiguous_format
-        return Batch(self.inputs.to(device, memory_format=fits), self.labels.to(device))
+        inputs = {name: _placed(tensor, device, layout) for name, tensor in self.inputs.items()}
+        return Batch(inputs, self.labels.to(device))
+
+
+def _placed(tensor: Tensor, device: torch.device, layout: torch.memory_format) -> Tensor:
+    fits = layout if tensor.ndim == 4 else torch.contiguous_format
+    return tensor.to(device, memory_format=fits)
 
 
 class Task(Protocol):
@@ -69,12 +76,36 @@ class Task(Protocol):
         """(B, C) in float32."""
 
 
-class ImageClassification:
-    """Images of a target, each with one of the model's classes."""
+def open_task(
+    path: str | Path,
+    spec: ModelSpec,
+    *,
+    cache_dir: str | Path | None = None,
+    fingerprint: str | None = None,
+    progress: Callable[[float], None] | None = None,
+) -> Task:
+    """The target data at `path`, prepared as the architecture wants its inputs.
 
-    def __init__(
-        self, target: TargetData, classes: tuple[str, ...], preprocessing: Preprocessing
-    ) -> None:
+    With a known `fingerprint`, data that is cached is not touched, and other data must have it.
+    `progress` hears which share of it is decoded; what it raises ends the decoding.
+    """
+    return (
+        find_kind(spec.kind)
+        .load()
+        .open_task(
+            Path(path),
+            spec,
+            cache_dir=Path(cache_dir) if cache_dir else None,
+            fingerprint=fingerprint,
+            progress=progress,
+        )
+    )
+
+
+class Classification(ABC):
+    """Examples of a target, each with one of the model's classes; a kind makes inputs of them."""
+
+    def __init__(self, target: TargetData, classes: tuple[str, ...], preprocessing: Frozen) -> None:
         unknown = [name for name in target.classes if name not in classes]
         if unknown:
             raise TargetError(
@@ -84,81 +115,62 @@ class ImageClassification:
         self.classes = classes
         self.fingerprint = _fingerprint(target, preprocessing)
         self._target = target
-        self._preprocessing = preprocessing
         self._labels = np.array([classes.index(name) for name in target.classes])
-        self._mean = torch.tensor(preprocessing.mean).view(3, 1, 1) * 255
-        self._std = torch.tensor(preprocessing.std).view(3, 1, 1) * 255
 
-    @classmethod
-    def open(
-        cls,
-        path: str | Path,
-        spec: ModelSpec,
-        *,
-        cache_dir: str | Path | None = None,
-        fingerprint: str | None = None,
-        progress: Callable[[float], None] | None = None,
-    ) -> ImageClassification:
-        """The target data at `path`, prepared as the architecture wants its images.
+    @abstractmethod
+    def evaluation_inputs(self, rows: Array) -> Inputs:
+        """What the model sees of decoded rows (B, …) when it is compared or judged."""
 
-        With a known `fingerprint`, data that is cached is not touched, and other data must have it.
-        `progress` hears which share of it is decoded; what it raises ends the decoding.
-        """
-        preprocessing = resolve_preprocessing(spec)
-        target = TargetData.open(
-            path, preprocessing, cache_dir=cache_dir, fingerprint=fingerprint, progress=progress
-        )
-        return cls(target, spec.classes, preprocessing)
+    @abstractmethod
+    def training_inputs(
+        self, rows: Array, augmentation: Augmentation, rng: np.random.Generator
+    ) -> Inputs:
+        """What it sees of them when it learns, changed at random."""
 
     def alignment_batches(self, size: int, count: int, seed: int) -> Iterator[Batch]:
         order = np.random.default_rng(seed).permutation(len(self._target.train))
         for rows in _chunks(order[: size * count], size):
-            yield self._centred("train", rows)
+            yield self._unchanged("train", rows)
 
     def training_batches(self, size: int, seed: int, augmentation: Augmentation) -> Iterator[Batch]:
         rng = np.random.default_rng(seed)
         order = rng.permutation(len(self._target.train))
-        side = self._preprocessing.image_size
-        padding = side // 8 if augmentation.padding is None else augmentation.padding
         for rows in _chunks(order, size)[: self.training_steps(size)]:
-            images = random_crop(self._target.train.read(rows), side, padding, rng)
-            if augmentation.flip:
-                images = random_flip(images, rng)
-            yield self._batch("train", rows, images)
+            inputs = self.training_inputs(self._target.train.read(rows), augmentation, rng)
+            yield self._batch("train", rows, inputs)
 
     def training_steps(self, size: int) -> int:
         return max(1, len(self._target.train) // size)
 
     def evaluation_batches(self, split: SplitName, size: int) -> Iterator[Batch]:
         for rows in _chunks(np.arange(len(self._target.split(split))), size):
-            yield self._centred(split, rows)
+            yield self._unchanged(split, rows)
 
     def loss(self, model: nn.Module, batch: Batch, known: Tensor | None = None) -> Tensor:
-        logits = model(batch.inputs)  # (B, C)
+        logits = model(**batch.inputs)  # (B, C)
         if known is not None:
             logits = logits.masked_fill(~known, -torch.inf)
         return F.cross_entropy(logits, batch.labels)
 
     def log_probabilities(self, model: nn.Module, batch: Batch) -> Tensor:
-        return F.log_softmax(model(batch.inputs).float(), dim=-1)
+        return F.log_softmax(model(**batch.inputs).float(), dim=-1)
 
-    def _centred(self, split: SplitName, rows: NDArray[np.int64]) -> Batch:
-        images = self._target.split(split).read(rows)
-        return self._batch(split, rows, centre_crop(images, self._preprocessing.image_size))
+    def _unchanged(self, split: SplitName, rows: IndexArray) -> Batch:
+        return self._batch(
+            split, rows, self.evaluation_inputs(self._target.split(split).read(rows))
+        )
 
-    def _batch(self, split: SplitName, rows: NDArray[np.int64], images: NDArray[np.uint8]) -> Batch:
-        pixels = torch.from_numpy(np.ascontiguousarray(images)).permute(0, 3, 1, 2)  # (B, 3, S, S)
+    def _batch(self, split: SplitName, rows: IndexArray, inputs: Inputs) -> Batch:
         labels = self._labels[self._target.split(split).labels[rows]]
-        inputs = (pixels.float() - self._mean) / self._std
-        return Batch(inputs.contiguous(), torch.from_numpy(labels))
+        return Batch(inputs, torch.from_numpy(labels))
 
 
-def _chunks(rows: NDArray[np.int64], size: int) -> list[NDArray[np.int64]]:
+def _chunks(rows: IndexArray, size: int) -> list[IndexArray]:
     return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
-def _fingerprint(target: TargetData, preprocessing: Preprocessing) -> str:
-    """What the batches depend on: the images, how they are split, and how they are prepared."""
+def _fingerprint(target: TargetData, preprocessing: Frozen) -> str:
+    """What the batches depend on: the examples, how they are split, and how they are prepared."""
     digest = hashlib.sha256(f"{target.fingerprint} {preprocessing!r}".encode())
     for split in (target.train, target.val, target.test):
         digest.update(split.rows.tobytes() + split.labels.tobytes())

@@ -6,7 +6,8 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from grasp_core.config import PRESETS, FoldConfig, ModelSpec, PreprocessingOverrides
+from grasp_core.config import PRESETS, FoldConfig, Frozen
+from grasp_core.spec import ModelSpec
 from registry.blobs.base import Blob
 from registry.blobs.damage import forget_problems
 from registry.ids import new_id
@@ -24,7 +25,7 @@ def create_model(
     name: str,
     architecture: str,
     classes: tuple[str, ...] | None,
-    preprocessing: PreprocessingOverrides,
+    preprocessing: Frozen,
     merge: FoldConfig,
     keep_versions: int | None,
     keep_sources: bool,
@@ -85,7 +86,7 @@ def spec_of(model: Model) -> ModelSpec:
     return ModelSpec(
         architecture=model.architecture,
         classes=tuple(model.classes or ()),
-        preprocessing=PreprocessingOverrides.model_validate(model.preprocessing),
+        preprocessing=model.preprocessing,
     )
 
 

@@ -15,7 +15,9 @@ HEAVY = {"PIL", "numpy", "pyarrow", "safetensors", "sklearn", "timm", "torch", "
         "grasp_cli.main",
         "grasp_core.config",
         "grasp_core.errors",
+        "grasp_core.kinds",
         "grasp_core.manifest",
+        "grasp_core.spec",
         "registry.process.settings",
     ],
 )

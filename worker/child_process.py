@@ -59,11 +59,15 @@ def _load(threads: int | None, warm: bool) -> str | None:
         os.environ["OMP_NUM_THREADS"] = str(threads)  # torch reads it when it is loaded
     if not warm:
         return None
-    import timm  # noqa: F401
     import torch
 
-    from grasp_core import ImageClassification, fold  # noqa: F401
+    from grasp_core import fold  # noqa: F401
+    from grasp_core.kinds import known_kinds
     from grasp_core.runtime import choose_device
+
+    for kind in known_kinds().values():
+        with suppress(Exception):  # what is wrong with one is said by the first job that needs it
+            kind.load()
 
     if threads is not None:
         torch.set_num_threads(threads)

@@ -12,7 +12,7 @@ from urllib.parse import unquote_to_bytes, urlsplit
 
 from sqlalchemy.orm import Session
 
-from grasp_core.config import FoldConfig, PreprocessingOverrides
+from grasp_core.config import FoldConfig
 from grasp_core.errors import GraspError, TargetError
 from grasp_core.operations import (
     Folded,
@@ -80,7 +80,7 @@ def read_job(session: Session, lease: Lease, settings: Settings) -> JobSpec:
             PrepareModel,
             architecture=model.architecture,
             classes=tuple(model.classes) if model.classes else None,
-            preprocessing=PreprocessingOverrides.model_validate(model.preprocessing),
+            preprocessing=model.preprocessing,
             target_fingerprint=summary["fingerprint"],
             target_classes=tuple(summary["classes"]),
             cache_dir=cache,

@@ -29,6 +29,8 @@ from app.schemas import (
 )
 from app.service import ServiceDep
 from app.show import model_fields, show_job, show_model, show_source
+from grasp_core.config import FoldConfig, Frozen
+from grasp_core.kinds import DEFAULT, Kind, check_augmentation, find_kind
 from registry.blobs.base import Blob
 from registry.blobs.damage import find_holds
 from registry.errors import Unusable
@@ -99,21 +101,24 @@ class ModelIntake(Intake[ModelCreate]):
 
     def check(self, session: Session, fields: ModelCreate) -> None:
         find_named(session, Target, self.once.owner, fields.target)
+        _fit(fields, find_kind(DEFAULT))
         require_free_name(session, Model, self.once.owner, fields.name)
 
     def inspect(self, filename: str, fields: ModelCreate | None) -> CheckpointInspector:  # noqa: ARG002
         return CheckpointInspector(filename)
 
     def write(self, session: Session, fields: ModelCreate, blobs: Mapping[str, Blob]) -> Created:
+        target = find_named(session, Target, self.once.owner, fields.target)
+        overrides, parameters = _fit(fields, find_kind(DEFAULT))
         model, job = create_model_row(
             session,
             self.once.owner,
-            find_named(session, Target, self.once.owner, fields.target),
+            target,
             name=fields.name,
             architecture=fields.architecture,
             classes=fields.classes,
-            preprocessing=fields.overrides(),
-            merge=fields.parameters(),
+            preprocessing=overrides,
+            merge=parameters,
             keep_versions=fields.keep_versions,
             keep_sources=fields.keep_sources,
             queue=fields.queue,
@@ -150,6 +155,18 @@ def _described(form: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(described, dict):
         raise InvalidJson("the part `model` is JSON, but not an object")
     return described
+
+
+def _fit(fields: ModelCreate, kind: Kind) -> tuple[Frozen, FoldConfig]:
+    """Preprocessing and parameters as a model of this kind has them, or what is wrong with them."""
+    try:
+        overrides = fields.overrides(kind)
+    except ValidationError as error:
+        raise wrong_values(error, "body", "preprocessing") from error
+    try:
+        return overrides, fields.parameters(kind)
+    except ValidationError as error:
+        raise wrong_values(error, "body", "merge", "refine", "augmentation") from error
 
 
 @router.get("/models", summary="List models, newest first", responses=problems(404))
@@ -241,11 +258,15 @@ def update_model(
 
 def _checked_merge(model: Model, changes: dict[str, Any]) -> dict[str, Any]:
     try:
-        return check_merge(changed_merge(model, changes)).model_dump(mode="json")
+        merge = check_merge(changed_merge(model, changes))
     except ValidationError as error:
         raise wrong_values(error, "body", "merge") from error
     except ValueError as error:
         raise Unusable(f"merge: {error}") from error
+    try:
+        return check_augmentation(merge, find_kind(DEFAULT)).model_dump(mode="json")
+    except ValidationError as error:
+        raise wrong_values(error, "body", "merge", "refine", "augmentation") from error
 
 
 @router.delete(

@@ -97,6 +97,7 @@ class Demo:
 
     def _begin(self) -> str:
         """Register the target and create its model; returns the job that prepares it."""
+        from grasp_cli.demo.digits import SIDE
         from grasp_cli.demo.experiment import SPEC
 
         grasp = self.session.grasp
@@ -105,7 +106,7 @@ class Demo:
             self.name,
             architecture=SPEC.architecture,
             target=self.name,
-            image_size=SPEC.preprocessing.image_size,
+            image_size=SIDE,
             merge=self.experiment.merge,
         )
         return model.job.id

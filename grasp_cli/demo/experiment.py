@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import timm
@@ -23,30 +24,30 @@ import torch
 
 from grasp_cli.demo.digits import ANCESTOR, CLASSES, DECADES, SIDE, TODAY, Digits, Scanner
 from grasp_core import (
-    Augmentation,
     Checkpoint,
     CheckpointInfo,
     FoldConfig,
-    ImageClassification,
     ModelSpec,
-    PreprocessingOverrides,
     Progress,
     Runtime,
+    Task,
     build_model,
     evaluate,
     fold,
     load_weights,
+    open_task,
     write_checkpoint,
 )
+from grasp_core.tasks import Augmentation
 
 SPEC = ModelSpec(
     architecture="test_efficientnet",
     classes=CLASSES,
-    preprocessing=PreprocessingOverrides(image_size=SIDE),
+    preprocessing={"image_size": SIDE},
 )
 BATCH = 32
 CPU = FoldConfig(device="cpu")  # so small a model is not faster elsewhere
-UPRIGHT = Augmentation(flip=False)  # a mirrored digit is none
+UPRIGHT: Augmentation = {"flip": False}  # a mirrored digit is none
 OnBatch = Callable[[float, float], None]  # the share that is done, and the loss
 
 
@@ -89,7 +90,7 @@ class Experiment:
                 "epochs": self.sizes.refine_epochs,
                 "lr": 3e-4,
                 "batch_size": 16,
-                "augmentation": UPRIGHT.model_dump(),
+                "augmentation": dict(UPRIGHT),
             },
             "gate": {"max_drop": 0.05, "max_class_drop": 0.3},  # of 100 digits, 10 of each class
         }
@@ -151,21 +152,21 @@ class Experiment:
         return Digits.shuffled(self.seed)
 
     @cached_property
-    def _target_task(self) -> ImageClassification:
-        return ImageClassification.open(self.target, SPEC, cache_dir=self.aside)
+    def _target_task(self) -> Task:
+        return open_task(self.target, SPEC, cache_dir=self.aside)
 
     def _first(self, number: int) -> int:
         """Where the digits of a source begin."""
         return self.sizes.ancestor + number * self.sizes.source
 
-    def _task(self, name: str, digits: Digits, scanner: Scanner, seed: int) -> ImageClassification:
+    def _task(self, name: str, digits: Digits, scanner: Scanner, seed: int) -> Task:
         archive = digits.write(self.aside / f"{name}.npz", scanner, seed)
-        return ImageClassification.open(archive, SPEC, cache_dir=self.aside)
+        return open_task(archive, SPEC, cache_dir=self.aside)
 
     def _train(
         self,
         name: str,
-        task: ImageClassification,
+        task: Task,
         epochs: int,
         lr: float,
         ancestor: Path | None,
@@ -187,13 +188,13 @@ class Experiment:
 
 def train(
     spec: ModelSpec,
-    task: ImageClassification,
+    task: Task,
     path: Path,
     *,
     epochs: int,
     lr: float,
     ancestor: Path | None = None,
-    augmentation: Augmentation = Augmentation(),  # noqa: B008 - immutable
+    augmentation: Augmentation = MappingProxyType({}),  # the kind's own
     seed: int = 0,
     progress: OnBatch | None = None,
 ) -> Path:
@@ -220,7 +221,7 @@ def train(
     return path
 
 
-def test_accuracy(spec: ModelSpec, weights: Path, task: ImageClassification) -> float:
+def test_accuracy(spec: ModelSpec, weights: Path, task: Task) -> float:
     """How often a model is right on the task's test split, as it is."""
     runtime = Runtime.choose(CPU)
     model = build_model(spec)

@@ -1,21 +1,36 @@
-"""The target data of a fold: any of several layouts, decoded once into a memory map. No torch."""
+"""The target data of a fold: any of several formats, decoded once into a memory map. No torch.
 
-from grasp_core.data.augment import centre_crop, random_crop, random_flip
-from grasp_core.data.index import BrokenImage
-from grasp_core.data.limits import Limits
-from grasp_core.data.sample import SPLITS, IndexArray, SplitName, UInt8Array
+What a format looks like and how its examples are decoded is each kind's own.
+"""
+
+from grasp_core.data.cache import Broken, Decoder
+from grasp_core.data.contents import (
+    SPLITS,
+    Array,
+    Contents,
+    IndexArray,
+    Limits,
+    Sample,
+    SplitName,
+    Unreadable,
+    fetch,
+)
+from grasp_core.data.formats import Format
 from grasp_core.data.target import Split, TargetData
 
 __all__ = [
     "SPLITS",
-    "BrokenImage",
+    "Array",
+    "Broken",
+    "Contents",
+    "Decoder",
+    "Format",
     "IndexArray",
     "Limits",
+    "Sample",
     "Split",
     "SplitName",
     "TargetData",
-    "UInt8Array",
-    "centre_crop",
-    "random_crop",
-    "random_flip",
+    "Unreadable",
+    "fetch",
 ]

@@ -8,13 +8,9 @@ from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from grasp_core.data.limits import Limits
-from grasp_core.data.sample import SplitName
+from grasp_core.data.contents import Limits, SplitName
 from grasp_core.errors import TargetError
 
-IMAGE_SUFFIXES = frozenset(
-    (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
-)
 SPLIT_WORDS: dict[str, SplitName] = {
     "train": "train",
     "val": "val",
@@ -43,22 +39,18 @@ def shard_split(shard: Path, root: Path) -> SplitName | None:
     return next(filter(None, map(split_named, [*folders, re.split(r"[-._]", name)[0]])), None)
 
 
-def is_image(name: str) -> bool:
-    """Whether the name is an image's, and no part of it is hidden or made by macOS."""
-    return PurePosixPath(name).suffix.lower() in IMAGE_SUFFIXES and not is_hidden(name)
-
-
 def is_hidden(name: str) -> bool:
+    """Whether a part of the name is hidden, or made by macOS."""
     return any(part[0] == "." or part == "__MACOSX" for part in PurePosixPath(name).parts)
 
 
-def arrange(images: Sequence[str], folders: Iterable[str] = ()) -> list[Place]:
-    """Split and class of every image, from its path: [wrapping/] [split/] class/ … image.
+def arrange(files: Sequence[str], folders: Iterable[str] = ()) -> list[Place]:
+    """Split and class of every file, from its path: [wrapping/] [split/] class/ … file.
 
-    `folders` are all the folders there are. Raises TargetError where an image lies outside of
-    the layout, or a class folder holds no image.
+    `folders` are all the folders there are. Raises TargetError where a file lies outside of the
+    layout, or a class folder holds none.
     """
-    paths = [PurePosixPath(name).parts for name in images]
+    paths = [PurePosixPath(name).parts for name in files]
     wrapping = _wrapping(paths)
     paths = [parts[len(wrapping) :] for parts in paths]
     splits = any(_in_split(parts) for parts in paths)
@@ -68,7 +60,7 @@ def arrange(images: Sequence[str], folders: Iterable[str] = ()) -> list[Place]:
 
 
 def _wrapping(paths: list[Parts]) -> Parts:
-    """The leading folders that all images share and that are neither split nor class."""
+    """The leading folders that all files share and that are neither split nor class."""
     if not paths:
         return ()
     outer = min(map(len, paths)) - 2  # below them, a class folder and a file remain
@@ -87,7 +79,7 @@ def _place(parts: Parts, splits: bool) -> Place:
     if splits or len(parts) < 2:
         raise TargetError(
             f"{'/'.join(parts)} lies outside of the {'split' if splits else 'class'} folders",
-            hint="every image belongs into [split/]class/",
+            hint="every example belongs into [split/]class/",
         )
     return Place(None, parts[0])
 
@@ -99,7 +91,7 @@ def _refuse_empty(labels: set[str], wrapping: Parts, splits: bool, folders: Iter
         if parts[: len(wrapping)] != wrapping or is_hidden(folder):
             continue
         if len(inner) == 1 + splits and inner[-1] not in labels:
-            raise TargetError(f"the class folder {folder} holds no images")
+            raise TargetError(f"the class folder {folder} holds no examples")
 
 
 def shards(path: Path, suffixes: tuple[str, ...], limits: Limits) -> list[Path]:

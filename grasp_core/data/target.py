@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from grasp_core.config import Preprocessing
 from grasp_core.data import cache
-from grasp_core.data.build import Progress, decode_into
-from grasp_core.data.checks import check_broken, check_classes, check_splits
-from grasp_core.data.decode import Recipe
-from grasp_core.data.fingerprint import fingerprint_of
-from grasp_core.data.formats import recognise
-from grasp_core.data.index import BrokenImage
-from grasp_core.data.limits import Limits
-from grasp_core.data.sample import SPLITS, IndexArray, SplitName, UInt8Array
-from grasp_core.data.splits import Fractions, SplitArray, assign_splits, check_fractions
+from grasp_core.data.cache import Broken, Decoder, Progress, Stored
+from grasp_core.data.contents import SPLITS, Array, C, IndexArray, Limits, SplitName
+from grasp_core.data.formats import Format, fingerprint_of, recognise
+from grasp_core.data.splits import (
+    Fractions,
+    SplitArray,
+    assign_splits,
+    check_broken,
+    check_classes,
+    check_fractions,
+    check_splits,
+)
 from grasp_core.errors import TargetError
 
 DEFAULT_LIMITS = Limits()
@@ -26,28 +28,29 @@ DEFAULT_LIMITS = Limits()
 
 @dataclass(frozen=True)
 class Split:
-    """Some rows of the decoded images."""
+    """Some rows of the decoded examples."""
 
     name: SplitName
     labels: IndexArray  # (n,), into the target's classes
-    rows: IndexArray  # (n,), into the mapped images
-    mapped: UInt8Array  # (all, size, size, 3), of all splits
+    rows: IndexArray  # (n,), into the mapped rows
+    mapped: Array  # (all, *shape), of all splits
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def read(self, indices: IndexArray) -> UInt8Array:
-        """Copies (b, size, size, 3) of the images at these positions of the split, and no more."""
-        return self.mapped[self.rows[indices]]
+    def read(self, indices: IndexArray) -> Array:
+        """Copies (b, *shape) of the examples at these positions of the split, and no more."""
+        rows: Array = self.mapped[self.rows[indices]]
+        return rows
 
 
 @dataclass(frozen=True)
 class TargetData:
-    """Labelled images in three splits; `fingerprint` is the identity of what was opened."""
+    """Labelled examples in three splits; `fingerprint` is the identity of what was opened."""
 
     classes: tuple[str, ...]
     fingerprint: str
-    broken: tuple[BrokenImage, ...]
+    broken: tuple[Broken, ...]
     train: Split
     val: Split
     test: Split
@@ -56,7 +59,8 @@ class TargetData:
     def open(
         cls,
         path: str | Path,
-        preprocessing: Preprocessing,
+        formats: Sequence[Format[C]],
+        decoder: Decoder[C],
         *,
         cache_dir: str | Path | None = None,
         split_seed: int = 0,
@@ -66,23 +70,25 @@ class TargetData:
         limits: Limits = DEFAULT_LIMITS,
         progress: Progress | None = None,
     ) -> TargetData:
-        """Data in any of the known formats, decoded into the cache unless it is there already.
+        """Data in any of the formats, decoded into the cache unless it is there already.
 
         With a known `fingerprint`, data that is cached is not touched, and other data must have it.
         Splits that the data does not give are drawn with `split_seed`, `fractions` of each class.
-        Raises TargetError if the data cannot be used or has changed, BrokenImages if more than the
-        share `max_broken` of it does not decode, and ConfigError for impossible fractions.
+        Raises TargetError if the data cannot be used or has changed, BrokenExamples if more than
+        the share `max_broken` of it does not decode, and ConfigError for impossible fractions.
         """
         check_fractions(fractions)
-        path, recipe = Path(path), Recipe.of(preprocessing, limits)
-        found = fingerprint or _fingerprint(path, limits)
+        path = Path(path)
+        found = fingerprint or _fingerprint(path, formats, limits)
         root = Path(cache_dir) if cache_dir else Path.home() / ".cache" / "grasp"
-        folder = root / cache.cache_key(found, recipe)
-        stored = cache.load(folder, recipe.size)
+        folder = root / decoder.cache_key(found)
+        stored = cache.load(folder, decoder)
         if stored is None:
             if fingerprint is not None:
-                _require_unchanged(path, fingerprint, limits)
-            stored = _decoded(path, folder, recipe, limits, progress or _ignore)
+                _require_unchanged(path, fingerprint, formats, limits)
+            contents = recognise(path, formats, limits).read(path, limits)
+            limits.check_examples(contents.total)
+            stored = cache.build(folder, decoder, contents, progress or _ignore)
         index = stored.index
         if progress is not None:
             progress(1.0)
@@ -97,7 +103,7 @@ class TargetData:
         return {"train": self.train, "val": self.val, "test": self.test}[name]
 
     def counts(self) -> dict[SplitName, dict[str, int]]:
-        """How many images of each class are in each split."""
+        """How many examples of each class are in each split."""
         return {name: self._counts(self.split(name)) for name in SPLITS}
 
     def _counts(self, split: Split) -> dict[str, int]:
@@ -105,31 +111,24 @@ class TargetData:
         return dict(zip(self.classes, counts.tolist(), strict=True))
 
 
-def _fingerprint(path: Path, limits: Limits) -> str:
-    return fingerprint_of(path, recognise(path, limits), limits)
+def _fingerprint(path: Path, formats: Sequence[Format[C]], limits: Limits) -> str:
+    return fingerprint_of(path, recognise(path, formats, limits).files(path, limits))
 
 
-def _require_unchanged(path: Path, fingerprint: str, limits: Limits) -> None:
+def _require_unchanged(
+    path: Path, fingerprint: str, formats: Sequence[Format[C]], limits: Limits
+) -> None:
     """Hashing is quick beside decoding, which follows."""
-    if _fingerprint(path, limits) != fingerprint:
+    if _fingerprint(path, formats, limits) != fingerprint:
         raise TargetError(
             f"the data at {path.name!r} is not what it was when it was validated",
             hint="put it back as it was, or register it as a new target",
         )
 
 
-def _decoded(
-    path: Path, folder: Path, recipe: Recipe, limits: Limits, progress: Progress
-) -> cache.Stored:
-    contents = recognise(path, limits).read(path, limits)
-    limits.check_images(contents.total)
-    fill = partial(decode_into, contents=contents, recipe=recipe, progress=progress)
-    return cache.build(folder, recipe.size, fill)
-
-
-def _split(stored: cache.Stored, splits: SplitArray, name: SplitName) -> Split:
+def _split(stored: Stored, splits: SplitArray, name: SplitName) -> Split:
     rows = np.flatnonzero(splits == SPLITS.index(name))
-    return Split(name, stored.index.labels[rows], rows, stored.images)
+    return Split(name, stored.index.labels[rows], rows, stored.rows)
 
 
 def _ignore(fraction: float) -> None:

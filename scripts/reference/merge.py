@@ -2,13 +2,14 @@
 
 from typing import Any
 
-from grasp_core.config import PRESETS, Augmentation, FoldConfig, Frozen, GateConfig, RefineConfig
+from grasp_core.config import PRESETS, FoldConfig, Frozen, GateConfig, RefineConfig
+from grasp_core.kinds import KINDS
 from scripts.reference.markdown import code, kind, opening, sections, table
 
 PARTS: dict[str, type[Frozen]] = {
     "merge": FoldConfig,
     "merge.refine": RefineConfig,
-    "merge.refine.augmentation": Augmentation,
+    **{f"merge.refine.augmentation` of kind `{k.name}": k.augmentation for k in KINDS.values()},
     "merge.gate": GateConfig,
 }
 INTRODUCTION = """

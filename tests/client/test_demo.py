@@ -20,8 +20,8 @@ from grasp_cli.demo.digits import DECADES, TODAY, Digits
 from grasp_cli.demo.experiment import QUICK, SPEC, Experiment, Sizes
 from grasp_cli.main import cli
 from grasp_cli.session import console
-from grasp_core import ImageClassification
 from grasp_core.files import sha256_file
+from grasp_core.kinds.image.task import ImageClassification
 from tests.serving import serving
 
 

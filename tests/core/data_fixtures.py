@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from grasp_core.config import Preprocessing
 from grasp_core.data import TargetData
+from grasp_core.kinds.image.config import Preprocessing
 
 SIDE = 8  # of the digits; resized to the same side they keep their pixels
 PREPROCESSING = Preprocessing(image_size=SIDE, resize=SIDE)

@@ -13,14 +13,17 @@ from grasp_core.architectures import (
     build_model,
     load_weights,
     make_manifest,
+)
+from grasp_core.checkpoints import ALIGNMENT, DTYPES, Checkpoint, CheckpointInfo, write_checkpoint
+from grasp_core.errors import ArchitectureError
+from grasp_core.kinds.image.architectures import (
     model_arguments,
     pretrained_config,
     resolve_preprocessing,
 )
-from grasp_core.checkpoints import ALIGNMENT, DTYPES, Checkpoint, CheckpointInfo, write_checkpoint
-from grasp_core.config import ModelSpec, PreprocessingOverrides
-from grasp_core.errors import ArchitectureError
+from grasp_core.kinds.image.config import PreprocessingOverrides
 from grasp_core.memory import private_bytes
+from grasp_core.spec import ModelSpec
 
 MIB = 2**20
 CPU = torch.device("cpu")

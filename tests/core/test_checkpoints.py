@@ -23,8 +23,8 @@ from grasp_core.checkpoints import (
     write_checkpoint,
     write_sealed,
 )
-from grasp_core.config import Preprocessing
 from grasp_core.errors import CheckpointError
+from grasp_core.kinds.image.config import Preprocessing
 from grasp_core.manifest import Found
 from grasp_core.memory import PeakMemory, private_bytes
 from grasp_core.provenance import Provenance

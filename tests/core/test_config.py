@@ -8,14 +8,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from grasp_core import (
-    BrokenImages,
-    CheckpointMismatch,
-    FoldConfig,
-    GraspError,
-    ModelSpec,
-    Preprocessing,
-)
+from grasp_core import BrokenExamples, CheckpointMismatch, FoldConfig, GraspError, ModelSpec
+from grasp_core.kinds.image.config import Preprocessing
 from grasp_core.manifest import Mismatches
 
 
@@ -111,7 +105,7 @@ def test_every_error_has_a_code_of_its_own() -> None:
 
     ours = [kind for kind in family(GraspError) if kind.__module__.startswith("grasp_core")]
     codes = [kind.code for kind in ours]
-    assert BrokenImages in ours
+    assert BrokenExamples in ours
     assert len(set(codes)) == len(codes)
 
 

@@ -18,10 +18,11 @@ from torch import Tensor, nn
 
 from grasp_core.architectures import resolve_preprocessing
 from grasp_core.checkpoints import Checkpoint, CheckpointInfo
-from grasp_core.config import ModelSpec, PreprocessingOverrides
 from grasp_core.convert import convert_checkpoint
 from grasp_core.errors import CheckpointError, CheckpointMismatch
+from grasp_core.kinds.image.config import Preprocessing, PreprocessingOverrides
 from grasp_core.memory import PeakMemory, private_bytes
+from grasp_core.spec import ModelSpec
 
 MIB = 2**20
 SPEC = ModelSpec(architecture="test_resnet", classes=("cat", "dog", "owl"))
@@ -247,7 +248,7 @@ def test_a_fixed_size_model_is_checked_at_its_image_size(tmp_path: Path) -> None
     converted(tmp_path, saved, spec=spec)
 
     preprocessing = Checkpoint(tmp_path / "out.safetensors").info.preprocessing
-    assert preprocessing is not None
+    assert isinstance(preprocessing, Preprocessing)
     assert preprocessing.image_size == 64
 
 

@@ -17,8 +17,9 @@ import pytest
 from PIL import Image
 
 from grasp_core.data import Limits, TargetData
-from grasp_core.data.formats.members import MAX_TAR_HEADER
-from grasp_core.errors import BrokenImages, TargetError
+from grasp_core.data.archives import MAX_TAR_HEADER
+from grasp_core.errors import BrokenExamples, TargetError
+from grasp_core.kinds.image.formats import open_images
 from tests.core.data_fixtures import (
     CLASSES,
     PREPROCESSING,
@@ -40,7 +41,7 @@ MIB = 2**20
 @pytest.fixture
 def open_at(tmp_path: Path) -> Callable[..., TargetData]:
     def open_(path: Path, **options: Any) -> TargetData:
-        return TargetData.open(path, PREPROCESSING, cache_dir=tmp_path / "cache", **options)
+        return open_images(path, PREPROCESSING, cache_dir=tmp_path / "cache", **options)
 
     return open_
 
@@ -200,7 +201,7 @@ def test_an_empty_class_folder_in_an_archive_is_an_error(tmp_path: Path, open_at
         archive.writestr("elsewhere/", "")
         archive.writestr("digits/__MACOSX/", "")
         archive.writestr("digits/three/", "")
-    with pytest.raises(TargetError, match="class folder digits/three/ holds no images"):
+    with pytest.raises(TargetError, match="class folder digits/three/ holds no examples"):
         open_at(path)
 
 
@@ -302,18 +303,18 @@ def test_counts_and_bytes_are_capped_in_every_layout(
     tmp_path: Path, open_at: Any, layout: str
 ) -> None:
     path = WRITERS[layout](tmp_path)
-    with pytest.raises(TargetError, match="over the limit max_images = 8"):
-        open_at(path, limits=Limits(max_images=8))
+    with pytest.raises(TargetError, match="over the limit max_examples = 8"):
+        open_at(path, limits=Limits(max_examples=8))
     with pytest.raises(TargetError, match="over the limit max_bytes = 900"):
         open_at(path, limits=Limits(max_bytes=900))
 
 
 @pytest.mark.parametrize("layout", sorted(set(WRITERS) - {"npz"}))
 def test_an_image_of_too_many_bytes_is_broken(tmp_path: Path, open_at: Any, layout: str) -> None:
-    with pytest.raises(BrokenImages, match=r"30 of 30 .* over Limits.max_image_bytes = 10"):
-        open_at(WRITERS[layout](tmp_path), limits=Limits(max_image_bytes=10))
+    with pytest.raises(BrokenExamples, match=r"30 of 30 .* over Limits.max_example_bytes = 10"):
+        open_at(WRITERS[layout](tmp_path), limits=Limits(max_example_bytes=10))
 
 
 def test_npz_images_of_too_many_pixels(tmp_path: Path, open_at: Any) -> None:
-    with pytest.raises(TargetError, match=r"images of 8x8 .*Limits.max_pixels = 63"):
-        open_at(WRITERS["npz"](tmp_path), limits=Limits(max_pixels=63))
+    with pytest.raises(TargetError, match=r"images of 8x8 .*Limits.max_values = 63"):
+        open_at(WRITERS["npz"](tmp_path), limits=Limits(max_values=63))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from grasp_core.data import centre_crop, random_crop, random_flip
+from grasp_core.kinds.image.task import centre_crop, random_crop, random_flip
 
 
 def batch(count: int, height: int, width: int) -> NDArray[np.uint8]:

@@ -15,10 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from grasp_core.config import Preprocessing
-from grasp_core.data import Limits, TargetData, cache, decode
-from grasp_core.data.index import Index
+from grasp_core.data import Contents, Limits, Sample, TargetData, cache
+from grasp_core.data.cache import Index
 from grasp_core.errors import TargetError
+from grasp_core.kinds.image import decode
+from grasp_core.kinds.image.config import Preprocessing
+from grasp_core.kinds.image.formats import open_images
 from tests.bits import flip_a_bit
 from tests.core.data_fixtures import (
     PREPROCESSING,
@@ -46,7 +48,7 @@ def root(tmp_path: Path) -> Path:
 def open_(source: Path, root: Path) -> Opened:
     def open_target(path: Path = source, **options: Any) -> TargetData:
         preprocessing = options.pop("preprocessing", PREPROCESSING)
-        return TargetData.open(path, preprocessing, cache_dir=root, **options)
+        return open_images(path, preprocessing, cache_dir=root, **options)
 
     return open_target
 
@@ -116,8 +118,8 @@ def test_only_what_changes_the_pixels_decodes_again(
 def test_limits_that_decide_what_is_broken_decode_again(
     open_: Opened, decoded: list[object]
 ) -> None:
-    with pytest.raises(TargetError, match="30 of 30 images are broken"):
-        open_(limits=Limits(max_pixels=63))
+    with pytest.raises(TargetError, match="30 of 30 examples are broken"):
+        open_(limits=Limits(max_values=63))
     assert open_().broken == ()
 
 
@@ -169,7 +171,7 @@ def _build(source: Path, root: Path, barrier: Any, results: Any) -> None:
         if fraction == 0.0:
             barrier.wait(30)  # both have found no cache by now
 
-    target = TargetData.open(source, PREPROCESSING, cache_dir=root, progress=together)
+    target = open_images(source, PREPROCESSING, cache_dir=root, progress=together)
     results.put((os.getpid(), sorted(map(len, contents_of(target).values()))))
 
 
@@ -194,11 +196,10 @@ def test_who_comes_second_takes_what_is_there(open_: Opened, root: Path) -> None
     folder = _images_folder(root)
     inode = (folder / "images.u8").stat().st_ino
 
-    def fill(file: Any) -> Index:
-        file.write(bytes(8 * 8 * 3))
-        return Index(("a",), ["x"], np.zeros(1, np.int64), np.zeros(1, np.int8), ())
+    another = Sample[decode.Content]("x", None, "a", np.zeros((8, 8), np.uint8))
+    decoder = decode.decoder(PREPROCESSING, Limits())
 
-    stored = cache.build(folder, 8, fill)
+    stored = cache.build(folder, decoder, Contents(1, None, iter([another])), lambda _: None)
     assert len(stored.index.names) == 30
     assert (folder / "images.u8").stat().st_ino == inode
     assert contents_of(target) == contents_of(open_())
@@ -275,7 +276,7 @@ def test_the_default_cache_is_in_the_home(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    TargetData.open(str(source), PREPROCESSING)
+    open_images(str(source), PREPROCESSING)
     assert _images(tmp_path / "home/.cache/grasp").stat().st_size == 30 * 8 * 8 * 3
 
 

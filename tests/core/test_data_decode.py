@@ -14,11 +14,19 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from grasp_core.config import Interpolation, Preprocessing
-from grasp_core.data import Limits, TargetData
-from grasp_core.data.decode import THREADS, WINDOW, Recipe, attempt, decode, decode_in_order
-from grasp_core.data.sample import Sample, Unreadable
-from grasp_core.errors import BrokenImages, TargetError
+from grasp_core.data import Limits, Sample, Unreadable
+from grasp_core.errors import BrokenExamples, TargetError
+from grasp_core.kinds.image.config import Interpolation, Preprocessing
+from grasp_core.kinds.image.decode import (
+    THREADS,
+    WINDOW,
+    Content,
+    Recipe,
+    attempt,
+    decode,
+    decode_in_order,
+)
+from grasp_core.kinds.image.formats import open_images
 from tests.core.data_fixtures import PREPROCESSING, encoded, pictures, png, write_folder
 
 ORIENTATION = 0x0112  # EXIF
@@ -26,7 +34,7 @@ ORIENTATION = 0x0112  # EXIF
 
 def recipe(size: int = 16, max_pixels: int = 10**6, **options: Any) -> Recipe:
     preprocessing = Preprocessing(image_size=8, resize=size, **options)
-    return Recipe.of(preprocessing, Limits(max_pixels=max_pixels))
+    return Recipe.of(preprocessing, Limits(max_values=max_pixels))
 
 
 @pytest.fixture
@@ -189,7 +197,7 @@ def huge_png(side: int) -> bytes:
         (b"", "not an image of a known format"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not an image of a known format"),
         (png(np.eye(64, dtype=np.uint8) * 255)[:60], "truncated"),
-        (huge_png(5000), r"5000x5000, over Limits.max_pixels = 1000000"),
+        (huge_png(5000), r"5000x5000, over Limits.max_values = 1000000"),
         (Unreadable("on strike"), "on strike"),
     ],
 )
@@ -203,7 +211,7 @@ def test_an_error_without_words_is_named_by_its_type(monkeypatch: pytest.MonkeyP
     def fail(*args: object) -> None:
         raise IndexError
 
-    monkeypatch.setattr("grasp_core.data.decode._to_rgb", fail)
+    monkeypatch.setattr("grasp_core.kinds.image.decode._to_rgb", fail)
     assert attempt(png(np.eye(8, dtype=np.uint8)), recipe()) == Unreadable("IndexError")
 
 
@@ -211,14 +219,14 @@ def test_a_lack_of_memory_is_not_the_images_fault(monkeypatch: pytest.MonkeyPatc
     def fail(*args: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("grasp_core.data.decode._to_rgb", fail)
+    monkeypatch.setattr("grasp_core.kinds.image.decode._to_rgb", fail)
     with pytest.raises(MemoryError):
         attempt(png(np.eye(8, dtype=np.uint8)), recipe())
 
 
 @pytest.mark.parametrize("side", [10_000, 20_000])
 def test_pillows_own_warning_of_bombs_stays_inside(side: int) -> None:
-    sample = Sample("bomb", None, "a", huge_png(side))
+    sample = Sample[Content]("bomb", None, "a", huge_png(side))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         ((_, result),) = decode_in_order([sample], recipe())
@@ -254,7 +262,7 @@ def broken_target(root: Path, broken: int) -> Path:
 
 
 def test_few_broken_images_are_skipped_and_named(tmp_path: Path) -> None:
-    target = TargetData.open(
+    target = open_images(
         broken_target(tmp_path / "d", 3), PREPROCESSING, cache_dir=tmp_path / "c", max_broken=0.02
     )
     assert [image.name for image in target.broken] == [f"two/{i:03}.png" for i in range(3)]
@@ -265,16 +273,16 @@ def test_few_broken_images_are_skipped_and_named(tmp_path: Path) -> None:
 def test_many_broken_images_are_an_error(tmp_path: Path) -> None:
     root = broken_target(tmp_path / "d", 12)
     for _ in range(2):  # the second time from the cache
-        with pytest.raises(BrokenImages, match=r"12 of 150 images are broken") as caught:
-            TargetData.open(root, PREPROCESSING, cache_dir=tmp_path / "c", max_broken=0.0799)
+        with pytest.raises(BrokenExamples, match=r"12 of 150 examples are broken") as caught:
+            open_images(root, PREPROCESSING, cache_dir=tmp_path / "c", max_broken=0.0799)
         for i in range(10):
             assert f"two/{i:03}.png: not an image of a known format" in caught.value.message
         assert "two/010.png" not in caught.value.message
         assert "and 2 more" in caught.value.message
-    TargetData.open(root, PREPROCESSING, cache_dir=tmp_path / "c", max_broken=0.08)
+    open_images(root, PREPROCESSING, cache_dir=tmp_path / "c", max_broken=0.08)
 
 
 def test_a_class_of_broken_images_does_not_vanish(tmp_path: Path) -> None:
     root = broken_target(tmp_path / "d", 50)
-    with pytest.raises(TargetError, match="no image can be used of the classes: two"):
-        TargetData.open(root, PREPROCESSING, cache_dir=tmp_path / "c", max_broken=0.5)
+    with pytest.raises(TargetError, match="no example can be used of the classes: two"):
+        open_images(root, PREPROCESSING, cache_dir=tmp_path / "c", max_broken=0.5)

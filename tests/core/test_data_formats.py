@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from grasp_core.data import Limits, TargetData
-from grasp_core.errors import BrokenImages, TargetError
+from grasp_core.errors import BrokenExamples, TargetError
+from grasp_core.kinds.image.formats import open_images
 from tests.core.data_fixtures import (
     CLASSES,
     PREPROCESSING,
@@ -70,7 +71,7 @@ LAYOUTS: dict[str, Write] = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_gives_the_same_target(layout: str, tmp_path: Path) -> None:
     found = pictures()
-    target = TargetData.open(
+    target = open_images(
         LAYOUTS[layout](tmp_path, found), PREPROCESSING, cache_dir=tmp_path / "cache"
     )
     assert target.classes == CLASSES
@@ -86,7 +87,7 @@ def test_every_layout_gives_the_same_target(layout: str, tmp_path: Path) -> None
 @pytest.fixture
 def open_at(tmp_path: Path) -> Callable[..., TargetData]:
     def open_(path: Path, **options: Any) -> TargetData:
-        return TargetData.open(path, PREPROCESSING, cache_dir=tmp_path / "cache", **options)
+        return open_images(path, PREPROCESSING, cache_dir=tmp_path / "cache", **options)
 
     return open_
 
@@ -129,7 +130,7 @@ def _permission_denied_for(name: str, read: Callable[[Path], bytes]) -> Callable
 def test_an_empty_class_folder_is_an_error(tmp_path: Path, open_at: Any, splits: Any) -> None:
     root = write_folder(tmp_path / "d", pictures(splits=splits), "wrapping")
     next((root / "wrapping").rglob("one")).with_name("three").mkdir()
-    with pytest.raises(TargetError, match=r"class folder .*three holds no images"):
+    with pytest.raises(TargetError, match=r"class folder .*three holds no examples"):
         open_at(root)
 
 
@@ -300,7 +301,7 @@ def test_parquet_never_follows_a_stored_path(tmp_path: Path, open_at: Any) -> No
     outside.write_bytes(png(pictures(1)[0].pixels))
     rows = [{"bytes": None, "path": str(outside)}]
     pq.write_table(pa.table({"image": rows, "label": [0]}), tmp_path / "a.parquet")
-    with pytest.raises(BrokenImages, match="no bytes are stored"):
+    with pytest.raises(BrokenExamples, match="no bytes are stored"):
         open_at(tmp_path / "a.parquet")
 
 
@@ -361,7 +362,7 @@ def test_npz_with_colours_strings_and_numbered_splits(tmp_path: Path, open_at: A
 def test_npz_with_one_channel_is_read_in_chunks(
     tmp_path: Path, open_at: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("grasp_core.data.formats.npy.CHUNK_BYTES", 3 * 64 + 1)
+    monkeypatch.setattr("grasp_core.kinds.image.formats.npz.CHUNK_BYTES", 3 * 64 + 1)
     found = pictures()
     images = np.stack([picture.pixels[..., None] for picture in found])
     target = open_at(write_npz(tmp_path / "d.npz", found, images=images))
@@ -384,7 +385,7 @@ def test_npz_with_one_channel_is_read_in_chunks(
         ({"split": np.full(30, 3)}, "the split 3 is none of"),
         ({"split": np.full(30, "later")}, "the split 'later' is none of"),
         ({"classes": np.array(["a", "b", "a"])}, "declares a class name twice"),
-        ({"classes": np.array(list("abcd"))}, "no image can be used of the classes: d"),
+        ({"classes": np.array(list("abcd"))}, "no example can be used of the classes: d"),
     ],
 )
 def test_npz_that_makes_no_sense(

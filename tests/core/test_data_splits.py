@@ -14,10 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grasp_core.config import Preprocessing
-from grasp_core.data import SPLITS, TargetData
+from grasp_core.data import SPLITS
 from grasp_core.data.splits import TRAIN, UNGIVEN, assign_splits
 from grasp_core.errors import ConfigError, TargetError
+from grasp_core.kinds.image.config import Preprocessing
+from grasp_core.kinds.image.formats import open_images
 from tests.core.data_fixtures import (
     CLASSES,
     PREPROCESSING,
@@ -111,12 +112,12 @@ def test_a_split_of_no_share_stays_empty() -> None:
 )
 def test_impossible_fractions(tmp_path: Path, fractions: Any) -> None:
     with pytest.raises(ConfigError, match="fractions"):
-        TargetData.open(tmp_path, PREPROCESSING, fractions=fractions)
+        open_images(tmp_path, PREPROCESSING, fractions=fractions)
 
 
 def _names(path: Path, tmp: Path, **options: Any) -> Any:
     return contents_of(
-        TargetData.open(path, options.pop("preprocessing", PREPROCESSING), cache_dir=tmp, **options)
+        open_images(path, options.pop("preprocessing", PREPROCESSING), cache_dir=tmp, **options)
     )
 
 
@@ -131,7 +132,7 @@ def test_archives_are_split_like_their_folder(tmp_path: Path) -> None:
 def test_splits_do_not_depend_on_the_preprocessing(tmp_path: Path) -> None:
     path = write_folder(tmp_path / "d", pictures(splits=(None,)))
     opened = [
-        TargetData.open(path, preprocessing, cache_dir=tmp_path / "c")
+        open_images(path, preprocessing, cache_dir=tmp_path / "c")
         for preprocessing in (
             PREPROCESSING,
             Preprocessing(image_size=8, resize=12, grayscale=True, interpolation="nearest"),
@@ -144,11 +145,11 @@ def test_splits_do_not_depend_on_the_preprocessing(tmp_path: Path) -> None:
 
 def test_another_process_draws_the_same(tmp_path: Path) -> None:
     path = write_folder(tmp_path / "d", pictures(splits=(None,)))
-    target = TargetData.open(path, PREPROCESSING, cache_dir=tmp_path / "a", split_seed=3)
+    target = open_images(path, PREPROCESSING, cache_dir=tmp_path / "a", split_seed=3)
     code = f"""
-from grasp_core.config import Preprocessing
-from grasp_core.data import TargetData
-target = TargetData.open({str(path)!r}, Preprocessing(image_size=8, resize=8),
+from grasp_core.kinds.image.config import Preprocessing
+from grasp_core.kinds.image.formats import open_images
+target = open_images({str(path)!r}, Preprocessing(image_size=8, resize=8),
                          cache_dir={str(tmp_path / "b")!r}, split_seed=3)
 print(target.fingerprint, target.train.rows.tolist(), target.test.rows.tolist())
 import sys
@@ -179,31 +180,31 @@ assert "torch" not in sys.modules and "pyarrow" not in sys.modules
 def test_data_that_cannot_be_split(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     path = write_npz(tmp_path / "d.npz", pictures(), **changes)
     with pytest.raises(TargetError, match=message):
-        TargetData.open(path, PREPROCESSING, cache_dir=tmp_path / "c")
+        open_images(path, PREPROCESSING, cache_dir=tmp_path / "c")
 
 
 def test_a_single_image_is_trained_on(tmp_path: Path) -> None:
     labels = np.array([0] * 20 + [1] * 9 + [2])
     path = write_npz(tmp_path / "d.npz", pictures(splits=(None,)), labels=labels)
-    counts = TargetData.open(path, PREPROCESSING, cache_dir=tmp_path / "c").counts()
+    counts = open_images(path, PREPROCESSING, cache_dir=tmp_path / "c").counts()
     assert [counts[split]["two"] for split in SPLITS] == [1, 0, 0]
 
 
 def test_splits_in_part_of_the_files_are_an_error(tmp_path: Path) -> None:
     root = write_shards(tmp_path / "d", pictures(splits=("train", None)))
-    with pytest.raises(TargetError, match="some images name their split and some do not"):
-        TargetData.open(root, PREPROCESSING, cache_dir=tmp_path / "c")
+    with pytest.raises(TargetError, match="some examples name their split and some do not"):
+        open_images(root, PREPROCESSING, cache_dir=tmp_path / "c")
 
 
 def test_too_few_images_for_every_split(tmp_path: Path) -> None:
     path = write_folder(tmp_path / "d", pictures(2, (None,)))
-    with pytest.raises(TargetError, match="no image is left for the val split"):
-        TargetData.open(path, PREPROCESSING, cache_dir=tmp_path / "c")
-    target = TargetData.open(path, PREPROCESSING, cache_dir=tmp_path / "c", fractions=(1, 0, 0))
+    with pytest.raises(TargetError, match="no example is left for the val split"):
+        open_images(path, PREPROCESSING, cache_dir=tmp_path / "c")
+    target = open_images(path, PREPROCESSING, cache_dir=tmp_path / "c", fractions=(1, 0, 0))
     assert target.counts()["train"] == dict.fromkeys(CLASSES, 2)
     assert len(target.val) == 0
 
 
 def test_an_archive_without_images(tmp_path: Path) -> None:
-    with pytest.raises(TargetError, match="the data holds no images"):
-        TargetData.open(write_zip(tmp_path / "d.zip", []), PREPROCESSING, cache_dir=tmp_path / "c")
+    with pytest.raises(TargetError, match="the data holds no examples"):
+        open_images(write_zip(tmp_path / "d.zip", []), PREPROCESSING, cache_dir=tmp_path / "c")

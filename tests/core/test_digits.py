@@ -16,13 +16,14 @@ from grasp_core import (
     CheckpointInfo,
     FoldConfig,
     FoldReport,
-    ImageClassification,
     ModelSpec,
-    PreprocessingOverrides,
-    export_timm_folder,
+    Task,
+    export_folder,
     fold,
+    open_task,
     write_checkpoint,
 )
+from grasp_core.kinds.image.config import PreprocessingOverrides
 
 CLASSES = tuple("0123")
 SPEC = ModelSpec(
@@ -55,7 +56,7 @@ def write_domain(path: Path, shade: float) -> Path:
     return path
 
 
-def train(path: Path, task: ImageClassification, epochs: int, ancestor: Path | None = None) -> Path:
+def train(path: Path, task: Task, epochs: int, ancestor: Path | None = None) -> Path:
     """A model from scratch, or an ancestor trained further, as sources that merge well are."""
     torch.manual_seed(0)
     model = timm.create_model(SPEC.architecture, num_classes=len(CLASSES)).train()
@@ -76,7 +77,7 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[FoldRepo
     """A folder with v1 and v2, and their reports."""
     folder = tmp_path_factory.mktemp("chain")
     tasks = {
-        name: ImageClassification.open(
+        name: open_task(
             write_domain(folder / f"{name}.npz", shade), SPEC, cache_dir=folder / "cache"
         )
         for name, shade in (("plain", 0.0), ("gray", 0.3), ("target", 0.15))
@@ -116,7 +117,7 @@ def test_the_second_source_really_gave_something(chain: tuple[Path, list[FoldRep
 def test_timm_loads_the_merged_model(chain: tuple[Path, list[FoldReport]], tmp_path: Path) -> None:
     folder, reports = chain
 
-    export_timm_folder(folder / "v2.safetensors", tmp_path / "export", report=reports[1])
+    export_folder(folder / "v2.safetensors", tmp_path / "export", report=reports[1])
 
     model = timm.create_model(f"local-dir:{tmp_path / 'export'}", pretrained=True).eval()
     version = Checkpoint(folder / "v2.safetensors")

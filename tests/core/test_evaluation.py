@@ -75,7 +75,7 @@ def test_a_model_is_evaluated_on_the_whole_split_in_eval_mode(
 
     model.eval()
     with torch.no_grad():
-        right = model(task.splits["test"].inputs).argmax(1) == task.splits["test"].labels
+        right = model(**task.splits["test"].inputs).argmax(1) == task.splits["test"].labels
     assert result.accuracy == pytest.approx(float(right.double().mean()))
     assert result.count == len(right)
     assert tuple(result.per_class_count) == CLASSES

@@ -13,20 +13,23 @@ from PIL import Image
 from timm.data import create_transform, resolve_model_data_config
 from torch import Tensor, nn
 
-from grasp_core.architectures import resolve_preprocessing
 from grasp_core.checkpoints import (
     Checkpoint,
     CheckpointInfo,
     Lineage,
     write_checkpoint,
 )
-from grasp_core.config import FoldConfig, ModelSpec, Preprocessing, PreprocessingOverrides
+from grasp_core.config import FoldConfig
 from grasp_core.convert import convert_checkpoint
 from grasp_core.errors import CheckpointError, CheckpointMismatch, ConfigError
 from grasp_core.evaluation import Metrics
-from grasp_core.export import crop_pct, export_timm_folder
+from grasp_core.export import export_folder
+from grasp_core.kinds.image.architectures import resolve_preprocessing
+from grasp_core.kinds.image.config import Preprocessing, PreprocessingOverrides
+from grasp_core.kinds.image.export import crop_pct
 from grasp_core.provenance import Provenance
 from grasp_core.report import Environment, FoldReport, MetricsReport, SplitMetrics
+from grasp_core.spec import ModelSpec
 
 CLASSES = ("F", "señor | <b>", "猫")
 SEEN = Preprocessing(
@@ -91,7 +94,7 @@ def test_timm_loads_the_folder_and_computes_the_same(
     path = tmp_path / "v3.safetensors"
     model = save(path, describe(architecture), architecture, **arguments)
 
-    folder = export_timm_folder(path, tmp_path / "export" / "timm")
+    folder = export_folder(path, tmp_path / "export" / "timm")
 
     assert torch.equal(logits(load(folder), 64), logits(model, 64))
 
@@ -102,7 +105,7 @@ def test_timm_prepares_images_as_the_fold_did(tmp_path: Path, architecture: str)
     arguments = {"img_size": 64} if architecture == "test_vit" else {}
     save(path, describe(architecture), architecture, **arguments)
 
-    model = load(export_timm_folder(path, tmp_path / "timm"))
+    model = load(export_folder(path, tmp_path / "timm"))
 
     config = resolve_model_data_config(model)
     assert tuple(config["input_size"]) == (3, 64, 64)
@@ -116,7 +119,7 @@ def test_timm_prepares_images_as_the_fold_did(tmp_path: Path, architecture: str)
 
 
 def test_the_cards_recipe_works(checkpoint: Path, tmp_path: Path) -> None:
-    folder = export_timm_folder(checkpoint, tmp_path / "timm")
+    folder = export_folder(checkpoint, tmp_path / "timm")
     Image.new("L", (90, 70), 128).save(tmp_path / "image.png")
     recipe = card_of(folder).split("```")[1].removeprefix("python\n")
     recipe = recipe.replace("/path/to/this/folder", str(folder))
@@ -132,7 +135,7 @@ def test_a_model_that_says_no_preprocessing_has_the_architectures_own(tmp_path: 
     path = tmp_path / "v3.safetensors"
     save(path, describe("test_vit", preprocessing=None), "test_vit")
 
-    model = load(export_timm_folder(path, tmp_path / "timm"))
+    model = load(export_folder(path, tmp_path / "timm"))
 
     own = resolve_preprocessing(ModelSpec(architecture="test_vit", classes=CLASSES))
     assert tuple(resolve_model_data_config(model)["input_size"]) == (3, 160, 160)
@@ -161,7 +164,7 @@ def test_nothing_of_timms_own_weights_is_claimed(tmp_path: Path) -> None:
     path = tmp_path / "v3.safetensors"
     save(path, describe("mobilevit_xxs.cvnets_in1k"), "mobilevit_xxs")
 
-    folder = export_timm_folder(path, tmp_path / "timm")
+    folder = export_folder(path, tmp_path / "timm")
 
     config = json.loads((folder / "config.json").read_text())
     assert config["architecture"] == "mobilevit_xxs"
@@ -173,14 +176,14 @@ def test_nothing_of_timms_own_weights_is_claimed(tmp_path: Path) -> None:
 
 
 def test_labels_reach_the_loaded_model(checkpoint: Path, tmp_path: Path) -> None:
-    model = load(export_timm_folder(checkpoint, tmp_path / "timm"))
+    model = load(export_folder(checkpoint, tmp_path / "timm"))
 
     config = getattr(model, "pretrained_cfg")  # noqa: B009
     assert config["label_names"] == list(CLASSES)
 
 
 def test_the_weights_are_a_copy_of_the_same_bytes(checkpoint: Path, tmp_path: Path) -> None:
-    folder = export_timm_folder(checkpoint, tmp_path / "timm")
+    folder = export_folder(checkpoint, tmp_path / "timm")
 
     exported = folder / "model.safetensors"
     assert exported.read_bytes() == checkpoint.read_bytes()
@@ -193,9 +196,9 @@ def test_the_weights_are_a_copy_of_the_same_bytes(checkpoint: Path, tmp_path: Pa
 
 
 def test_exporting_again_replaces_what_was_there(checkpoint: Path, tmp_path: Path) -> None:
-    folder = export_timm_folder(checkpoint, tmp_path / "timm", name="old")
+    folder = export_folder(checkpoint, tmp_path / "timm", name="old")
 
-    export_timm_folder(checkpoint, folder, name="new")
+    export_folder(checkpoint, folder, name="new")
 
     assert "# new\n" in card_of(folder)
     assert "# old\n" not in card_of(folder)
@@ -211,7 +214,7 @@ def test_a_converted_checkpoint_can_be_exported(tmp_path: Path) -> None:
     torch.save({"state_dict": model.half().state_dict()}, tmp_path / "a.pt")
     convert_checkpoint(tmp_path / "a.pt", tmp_path / "a.safetensors", spec=spec)
 
-    folder = export_timm_folder(tmp_path / "a.safetensors", tmp_path / "timm")
+    folder = export_folder(tmp_path / "a.safetensors", tmp_path / "timm")
 
     assert torch.equal(logits(load(folder), 96), logits(model.float(), 96))
     assert "GRASP" not in card_of(folder)  # nothing was merged yet
@@ -228,7 +231,7 @@ def test_a_checkpoint_that_does_not_say_what_it_is_is_refused(
     save(path, describe("test_resnet", **{missing: None}), "test_resnet")
 
     with pytest.raises(CheckpointError, match=rf"foreign\.safetensors does not say its {said} "):
-        export_timm_folder(path, tmp_path / "timm")
+        export_folder(path, tmp_path / "timm")
 
     assert not (tmp_path / "timm").exists()
 
@@ -238,7 +241,7 @@ def test_a_checkpoint_that_is_not_what_it_says_is_refused(tmp_path: Path) -> Non
     save(path, describe("test_efficientnet"), "test_resnet")
 
     with pytest.raises(CheckpointMismatch):
-        export_timm_folder(path, tmp_path / "timm")
+        export_folder(path, tmp_path / "timm")
 
     assert not (tmp_path / "timm").exists()
 
@@ -247,7 +250,7 @@ def test_a_checkpoint_that_is_not_what_it_says_is_refused(tmp_path: Path) -> Non
 
 
 def test_the_card_says_what_the_model_is(checkpoint: Path, tmp_path: Path) -> None:
-    card = card_of(export_timm_folder(checkpoint, tmp_path / "timm", name="faces"))
+    card = card_of(export_folder(checkpoint, tmp_path / "timm", name="faces"))
 
     front, body = card.removeprefix("---\n").split("---\n", maxsplit=1)
     assert "library_name: timm\n" in front
@@ -266,7 +269,7 @@ def test_the_card_says_what_the_model_is(checkpoint: Path, tmp_path: Path) -> No
 
 
 def test_class_names_cannot_break_the_card(checkpoint: Path, tmp_path: Path) -> None:
-    card = card_of(export_timm_folder(checkpoint, tmp_path / "timm", name="a\n# b"))
+    card = card_of(export_folder(checkpoint, tmp_path / "timm", name="a\n# b"))
 
     assert "| 1 | señor \\| \\<b\\> |\n" in card
     assert "| 2 | 猫 |\n" in card
@@ -281,7 +284,7 @@ def test_what_timm_cannot_express_is_said(tmp_path: Path, change: str, said: str
     seen = SEEN.model_copy(update={change: True})
     save(path, describe("test_resnet", preprocessing=seen), "test_resnet")
 
-    card = card_of(export_timm_folder(path, tmp_path / "timm"))
+    card = card_of(export_folder(path, tmp_path / "timm"))
 
     assert "**Not in timm's config:**" in card
     assert [word for word in ("luminance", "stretched in contrast") if word in card] == [said]
@@ -295,7 +298,7 @@ def test_the_card_sums_up_who_gave_how_much(tmp_path: Path) -> None:
     info = describe("test_resnet", provenance=Provenance(shares=shares))
     write_checkpoint(path, model.state_dict(), info)
 
-    card = card_of(export_timm_folder(path, tmp_path / "timm"))
+    card = card_of(export_folder(path, tmp_path / "timm"))
 
     assert "| large | 60.00% |\n| small | 10.00% |\n" in card
 
@@ -335,7 +338,7 @@ def make_report(sha256: str | None, *, first: bool = False) -> FoldReport:
 def test_the_card_shows_the_folds_metrics(checkpoint: Path, tmp_path: Path) -> None:
     report = make_report(Checkpoint(checkpoint).sha256)
 
-    card = card_of(export_timm_folder(checkpoint, tmp_path / "timm", report=report))
+    card = card_of(export_folder(checkpoint, tmp_path / "timm", report=report))
 
     assert "|  | validation, before | validation | test, before | test |\n" in card
     assert "| images | 50 | 50 | 50 | 50 |\n" in card
@@ -346,7 +349,7 @@ def test_the_card_shows_the_folds_metrics(checkpoint: Path, tmp_path: Path) -> N
 def test_a_first_version_has_no_metrics_before(checkpoint: Path, tmp_path: Path) -> None:
     report = make_report(Checkpoint(checkpoint).sha256, first=True)
 
-    card = card_of(export_timm_folder(checkpoint, tmp_path / "timm", report=report))
+    card = card_of(export_folder(checkpoint, tmp_path / "timm", report=report))
 
     assert "|  | validation | test |\n" in card
     assert "| accuracy | 0.7100 | 0.7200 |\n" in card
@@ -357,6 +360,6 @@ def test_the_report_of_another_version_is_refused(
     checkpoint: Path, tmp_path: Path, sha256: str | None
 ) -> None:
     with pytest.raises(ConfigError, match=r"the report is not of v3\.safetensors"):
-        export_timm_folder(checkpoint, tmp_path / "timm", report=make_report(sha256))
+        export_folder(checkpoint, tmp_path / "timm", report=make_report(sha256))
 
     assert not (tmp_path / "timm").exists()

@@ -37,7 +37,7 @@ def test_in_train_mode_they_drift_over_the_alignment_batches(
     model.train()
     batches = ToyTask().alignment_batches(16, 2, derive_seed(report.seed, "batches"))
     for batch in batches:
-        model(batch.inputs)
+        model(**batch.inputs)
     new = statistics(Checkpoint(tmp_path / "out"))
     assert all(torch.equal(new[name], model.state_dict()[name]) for name in new)
 
@@ -73,7 +73,7 @@ def test_recalibrate_measures_them_on_the_alignment_batches(
     stem.register_forward_hook(lambda module, inputs, output: means.append(output.mean((0, 2, 3))))
     with torch.no_grad():
         for batch in ToyTask().alignment_batches(16, 2, derive_seed(report.seed, "batches")):
-            model(batch.inputs)
+            model(**batch.inputs)
     measured = torch.stack(means).mean(0)
     assert torch.allclose(result["bn1.running_mean"], measured, atol=1e-5)
     assert not torch.allclose(Checkpoint(merged)["bn1.running_mean"], measured, atol=1e-3)

@@ -15,7 +15,7 @@ import torch
 
 from grasp_core import (
     ArchitectureError,
-    BrokenImages,
+    BrokenExamples,
     Checkpoint,
     CheckpointError,
     CheckpointInfo,
@@ -25,10 +25,10 @@ from grasp_core import (
     FoldStopped,
     GraspError,
     ModelSpec,
-    PreprocessingOverrides,
     TargetError,
     write_checkpoint,
 )
+from grasp_core.kinds.image.config import Preprocessing, PreprocessingOverrides
 from grasp_core.operations import PrepareModel, ValidateTarget
 from tests.worker.digits import CLASSES, PER_CLASS, SPEC, Bench, Heard, write_target, write_weights
 
@@ -92,7 +92,7 @@ def empty(target: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "kind", "told"),
     [
-        (break_many, BrokenImages, "10 of 36 images are broken: one/000.png"),
+        (break_many, BrokenExamples, "10 of 36 examples are broken: one/000.png"),
         (empty, TargetError, "."),
     ],
 )
@@ -128,7 +128,7 @@ def preparing(bench: Bench, cache: Path) -> PrepareModel:
     return PrepareModel(
         architecture=SPEC.architecture,
         classes=None,
-        preprocessing=SPEC.preprocessing,
+        preprocessing=SPEC.preprocessing.model_dump(),
         target_path=bench.target,
         target_fingerprint=bench.fingerprint,
         target_classes=CLASSES,
@@ -170,6 +170,7 @@ def test_a_model_takes_its_targets_classes(bench: Bench, tmp_path: Path) -> None
     prepared = preparing(bench, tmp_path).run(heard)
 
     assert prepared.classes == CLASSES
+    assert isinstance(prepared.preprocessing, Preprocessing)
     assert (prepared.preprocessing.image_size, prepared.preprocessing.resize) == (32, 32)
     state = timm.create_model(SPEC.architecture, num_classes=3).state_dict()
     found = {name: spec.shape for name, spec in prepared.manifest.tensors.items()}

@@ -48,7 +48,7 @@ def settled_weights(architecture: str, batch: Batch) -> dict[str, Tensor]:
             module.momentum = 0.9
     with torch.no_grad():
         for _ in range(3):
-            model(batch.inputs)
+            model(**batch.inputs)
     return dict(model.state_dict())
 
 
@@ -75,7 +75,7 @@ class Naive(NamedTuple):
 def naive(case: Case) -> Naive:
     merged, source = load(case, case.merged).train(), load(case, case.source).eval()
     for model in (source, merged):
-        F.cross_entropy(model(case.batch.inputs), case.batch.labels).backward()
+        F.cross_entropy(model(**case.batch.inputs), case.batch.labels).backward()
     scores = {}
     for (name, p), q in zip(merged.named_parameters(), source.parameters(), strict=True):
         assert p.grad is not None

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from grasp_core import Augmentation, Checkpoint, FoldConfig, Runtime, build_model, load_weights
+from grasp_core import Checkpoint, FoldConfig, Runtime, build_model, load_weights
 from grasp_core.heads import MatchedSource, match_classes
 from grasp_core.progress import Recorder
 from grasp_core.refinement import EpochRecord, RefineState, Trainer, refine
@@ -57,9 +57,7 @@ def test_it_is_plain_fine_tuning_with_adamw_and_a_cosine_schedule(
     for epoch in (1, 2, 3):
         model.train()
         rates.append(schedule.get_last_lr()[0])
-        for batch in bench.task.training_batches(
-            16, derive_seed(bench.seed, "refine", epoch), Augmentation()
-        ):
+        for batch in bench.task.training_batches(16, derive_seed(bench.seed, "refine", epoch), {}):
             optimizer.zero_grad()
             bench.task.loss(model, batch).backward()
             optimizer.step()
@@ -138,7 +136,7 @@ def test_micro_batches_give_the_gradient_of_the_whole_batch(
         bench = make_bench(merged_weights, tmp_path, quick(micro_batch=micro_batch))
         trainer = Trainer(bench)
         trainer.model.eval()  # batch norm in train mode depends on its batch by nature
-        trainer._step(next(bench.task.training_batches(16, 0, Augmentation())))
+        trainer._step(next(bench.task.training_batches(16, 0, {})))
         return torch.cat(
             [p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None]
         )

@@ -57,11 +57,11 @@ def test_half_precision_is_automatic_on_cuda_only(
 
 def test_batches_are_laid_out_as_asked() -> None:
     runtime = Runtime.choose(FoldConfig(device="cpu", channels_last=True))
-    images = Batch(torch.zeros(2, 3, 4, 4), torch.zeros(2, dtype=torch.int64))
-    rows = Batch(torch.zeros(2, 5), torch.zeros(2, dtype=torch.int64))
+    images = Batch({"x": torch.zeros(2, 3, 4, 4)}, torch.zeros(2, dtype=torch.int64))
+    rows = Batch({"x": torch.zeros(2, 5)}, torch.zeros(2, dtype=torch.int64))
 
-    assert runtime.place(images).inputs.is_contiguous(memory_format=torch.channels_last)
-    assert runtime.place(rows).inputs.is_contiguous()
+    assert runtime.place(images).inputs["x"].is_contiguous(memory_format=torch.channels_last)
+    assert runtime.place(rows).inputs["x"].is_contiguous()
 
 
 def test_torch_gets_its_settings_back() -> None:

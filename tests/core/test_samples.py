@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from grasp_core import samples
 from grasp_core.data import Split, TargetData
-from grasp_core.operations import ANY_MODEL, ValidateTarget
-from grasp_core.samples import sample_images
+from grasp_core.kinds.image import samples
+from grasp_core.kinds.image.formats import open_images
+from grasp_core.kinds.image.implementation import ANY_MODEL
+from grasp_core.kinds.image.samples import show_samples
+from grasp_core.operations import ValidateTarget
 from tests.worker.digits import CLASSES, Bench, Heard
 
 SIZE = 16
@@ -44,7 +46,7 @@ def test_of_every_class_some_are_chosen(tmp_path: Path) -> None:
         name for name in CLASSES for _ in range(samples.PER_CLASS)
     ]
     assert {image["split"] for image in summary.samples} == {"train"}
-    target = TargetData.open(bench.target, ANY_MODEL, cache_dir=tmp_path / "other")
+    target = open_images(bench.target, ANY_MODEL, cache_dir=tmp_path / "other")
     for image in summary.samples:
         train = target.train
         alike = train.labels == target.classes.index(image["class"])
@@ -57,17 +59,17 @@ def test_of_every_class_some_are_chosen(tmp_path: Path) -> None:
 
 def test_a_class_with_few_images_shows_all_of_them() -> None:
     target = target_of([2, 0, 2, 2, 2, 2, 2], classes=3)
-    chosen = sample_images(target)
+    chosen = show_samples(target)
     assert Counter(image["class"] for image in chosen) == {"class 0": 1, "class 2": 4}
     assert pixels(chosen[0]) == target.train.mapped[1].tobytes()
 
 
 def test_of_many_classes_the_first_have_one_each() -> None:
     labels = [label for label in range(100) for _ in range(3)]
-    chosen = sample_images(target_of(labels, classes=100))
+    chosen = show_samples(target_of(labels, classes=100))
     assert [image["class"] for image in chosen] == [f"class {n}" for n in range(samples.MAX_IMAGES)]
     labels = [label for label in range(20) for _ in range(9)]
-    chosen = sample_images(target_of(labels, classes=20))
+    chosen = show_samples(target_of(labels, classes=20))
     counts = Counter(image["class"] for image in chosen)
     assert len(chosen) == samples.MAX_IMAGES
     assert set(counts.values()) == {2, 3}
@@ -75,15 +77,15 @@ def test_of_many_classes_the_first_have_one_each() -> None:
 
 def test_they_take_no_more_room_than_they_may(monkeypatch: pytest.MonkeyPatch) -> None:
     target = target_of([label for label in range(6) for _ in range(9)], classes=6)
-    whole = sample_images(target)
+    whole = show_samples(target)
     one = max(len(image["png"]) for image in whole)
     monkeypatch.setattr(samples, "MAX_BYTES", 9 * one)
-    chosen = sample_images(target)
+    chosen = show_samples(target)
     assert 9 <= len(chosen) < len(whole) == 24
     assert sum(len(image["png"]) for image in chosen) <= 9 * one
     assert set(Counter(image["class"] for image in chosen).values()) == {1, 2}
     monkeypatch.setattr(samples, "MAX_BYTES", 10)
-    assert sample_images(target) == ()
+    assert show_samples(target) == ()
 
 
 def test_what_validation_decodes_is_small() -> None:
@@ -91,4 +93,4 @@ def test_what_validation_decodes_is_small() -> None:
 
 
 def test_nothing_to_show() -> None:
-    assert sample_images(target_of([], classes=2)) == ()
+    assert show_samples(target_of([], classes=2)) == ()

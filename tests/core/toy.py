@@ -20,8 +20,8 @@ from grasp_core import (
     fold,
     write_checkpoint,
 )
-from grasp_core.config import Augmentation
-from grasp_core.tasks import SplitName
+from grasp_core.data import SplitName
+from grasp_core.tasks import Augmentation
 
 CLASSES = ("cat", "dog", "fox")
 TINY = ModelSpec(architecture="test_efficientnet", classes=CLASSES)  # 100,000 parameters, 13 norms
@@ -47,9 +47,9 @@ class ToyTask:
         self.classes = classes
         self.scale = scale
         self.splits = {
-            "train": Batch(inputs[:count], labels[:count]),
-            "val": Batch(inputs[count : count + count // 2], labels[count : count + count // 2]),
-            "test": Batch(inputs[count + count // 2 :], labels[count + count // 2 :]),
+            "train": _batch(inputs[:count], labels[:count]),
+            "val": _batch(inputs[count : count + count // 2], labels[count : count + count // 2]),
+            "test": _batch(inputs[count + count // 2 :], labels[count + count // 2 :]),
         }
 
     def alignment_batches(self, size: int, count: int, seed: int) -> Iterator[Batch]:
@@ -70,13 +70,17 @@ class ToyTask:
             yield whole[slice(start, start + size)]
 
     def loss(self, model: nn.Module, batch: Batch, known: Tensor | None = None) -> Tensor:
-        logits = model(batch.inputs)
+        logits = model(**batch.inputs)
         if known is not None:
             logits = logits.masked_fill(~known, -torch.inf)
         return F.cross_entropy(logits, batch.labels) * self.scale
 
     def log_probabilities(self, model: nn.Module, batch: Batch) -> Tensor:
-        return F.log_softmax(model(batch.inputs).float(), dim=-1)
+        return F.log_softmax(model(**batch.inputs).float(), dim=-1)
+
+
+def _batch(images: Tensor, labels: Tensor) -> Batch:
+    return Batch({"x": images}, labels)
 
 
 def tiny_weights(seed: int, spec: ModelSpec = TINY) -> dict[str, Tensor]:

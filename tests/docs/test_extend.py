@@ -14,10 +14,10 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from grasp_core import Batch, TargetData, fold
-from grasp_core.config import Preprocessing
-from grasp_core.data import formats
+from grasp_core import Batch, fold
 from grasp_core.errors import TargetError
+from grasp_core.kinds.image import formats
+from grasp_core.kinds.image.config import Preprocessing
 from grasp_core.methods import METHODS
 from scripts.markdown_code import blocks
 from tests.core.toy import CLASSES, TINY, ToyTask, nudged, quick, save, tiny_weights
@@ -77,7 +77,7 @@ def test_the_task_can_be_folded(checkpoints: tuple[Path, Path], tmp_path: Path) 
     labels = torch.arange(96) % 3
     inputs = torch.randn(96, 3, 32, 32) + labels.view(-1, 1, 1, 1)
     parts = {"train": slice(0, 64), "val": slice(64, 80), "test": slice(80, 96)}
-    splits = {name: Batch(inputs[rows], labels[rows]) for name, rows in parts.items()}
+    splits = {name: Batch({"x": inputs[rows]}, labels[rows]) for name, rows in parts.items()}
     task = module_of("spectrograms.py").Spectrograms(CLASSES, splits, "sounds")
     config = quick(refine={"epochs": 1}, gate={"max_drop": 1.0})
 
@@ -91,18 +91,17 @@ def test_the_format_is_read_like_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jsonl = module_of("jsonl.py")
-    added = formats.Format(jsonl.LAYOUT, jsonl.matches, jsonl.files, jsonl.read)
-    monkeypatch.setattr(formats, "FORMATS", (*formats.FORMATS, added))
+    monkeypatch.setattr(formats, "FORMATS", (*formats.FORMATS, jsonl.FORMAT))
     path = tmp_path / "target.jsonl"
     path.write_text("".join(json_line(number) for number in range(30)))
 
-    target = TargetData.open(path, Preprocessing(image_size=16, resize=16))
+    target = formats.open_images(path, Preprocessing(image_size=16, resize=16))
 
     assert target.classes == ("cat", "dog")
     assert sum(len(split) for split in (target.train, target.val, target.test)) == 30
     path.write_text('{"label": "cat"}\n')
     with pytest.raises(TargetError, match="line 1"):
-        TargetData.open(path, Preprocessing(image_size=16, resize=16))
+        formats.open_images(path, Preprocessing(image_size=16, resize=16))
 
 
 def json_line(number: int) -> str:

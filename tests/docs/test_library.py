@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from grasp_cli.demo.experiment import train
-from grasp_core import ImageClassification, ModelSpec
+from grasp_core import ModelSpec, open_task
 from scripts.markdown_code import blocks
 
 PAGE = Path(__file__).parents[2] / "docs" / "library.md"
@@ -33,7 +33,7 @@ def test_the_code_merges_and_exports(
     torch.set_num_threads(1)
     monkeypatch.chdir(tmp_path)
     write_images(tmp_path / "faces.zip")
-    task = ImageClassification.open("faces.zip", SMALL)
+    task = open_task("faces.zip", SMALL)
     first = train(SMALL, task, tmp_path / "site-a.safetensors", epochs=15, lr=3e-3)
     train(SMALL, task, tmp_path / "site-b.safetensors", epochs=1, lr=1e-4, ancestor=first)
 

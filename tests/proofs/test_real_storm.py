@@ -18,7 +18,7 @@ from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
 
 from examples.digits import SPEC
-from grasp_core import FoldConfig, ImageClassification, fold
+from grasp_core import FoldConfig, fold, open_task
 from registry.jobs.states import TERMINAL
 from registry.tables import Job
 from tests.proofs.cluster import Cluster
@@ -62,7 +62,7 @@ class Files:
 
     def replay(self, sources: Sequence[Path]) -> list[bytes]:
         """Every version of a model that folds these, in this order."""
-        task = ImageClassification.open(self.target, SPEC, cache_dir=self.folder / "cache")
+        task = open_task(self.target, SPEC, cache_dir=self.folder / "cache")
         config = FoldConfig.model_validate(MERGE | {"device": "cpu"})
         merged: Path | None = None
         versions = []

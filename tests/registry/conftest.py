@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 import pytest
 from sqlalchemy import make_url, text
 
-from grasp_core.config import FoldConfig, PreprocessingOverrides
+from grasp_core.config import FoldConfig
+from grasp_core.kinds.image.config import PreprocessingOverrides
 from registry import models, sources, targets, versions
 from registry.blobs.base import Blob
 from registry.database import Database

@@ -7,7 +7,9 @@ import pytest
 from pydantic import ValidationError
 from sqlalchemy import select
 
-from grasp_core.config import PRESETS, FoldConfig, GateConfig, ModelSpec, PreprocessingOverrides
+from grasp_core.config import PRESETS, FoldConfig, GateConfig
+from grasp_core.kinds.image.config import PreprocessingOverrides
+from grasp_core.spec import ModelSpec
 from registry import models, targets
 from registry.errors import NameTaken, NotFound, StillUsed
 from registry.tables import Job, Model, Source, Target, Version

@@ -16,9 +16,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from grasp_core.config import Preprocessing
 from grasp_core.errors import CheckpointError, DeviceError, TargetError
 from grasp_core.files import atomic_write
+from grasp_core.kinds.image.config import Preprocessing
 from grasp_core.manifest import Manifest, TensorSpec
 from grasp_core.operations import (
     Folded,

@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 from sqlalchemy import func, select, update
 
-from grasp_core.config import FoldConfig, PreprocessingOverrides
+from grasp_core.config import FoldConfig
+from grasp_core.kinds.image.config import PreprocessingOverrides
 from registry import models, sources, targets
 from registry.blobs.base import Blob, BlobStore
 from registry.blobs.factory import open_store

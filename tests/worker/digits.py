@@ -11,12 +11,13 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from grasp_core import CheckpointInfo, FoldConfig, ModelSpec, PreprocessingOverrides
+from grasp_core import CheckpointInfo, FoldConfig, ModelSpec
 from grasp_core import write_checkpoint as write
-from grasp_core.data.fingerprint import fingerprint_of
-from grasp_core.data.formats import recognise
+from grasp_core.data.formats import fingerprint_of, recognise
 from grasp_core.data.target import DEFAULT_LIMITS
 from grasp_core.files import sha256_file
+from grasp_core.kinds.image.config import PreprocessingOverrides
+from grasp_core.kinds.image.formats import FORMATS
 from grasp_core.operations import FoldSource
 
 torch.set_num_threads(1)  # as in the children that must end in the same bytes
@@ -76,8 +77,8 @@ class Bench:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.target = write_target(root / "target")
-        found = recognise(self.target, DEFAULT_LIMITS)
-        self.fingerprint = fingerprint_of(self.target, found, DEFAULT_LIMITS)
+        found = recognise(self.target, FORMATS, DEFAULT_LIMITS)
+        self.fingerprint = fingerprint_of(self.target, found.files(self.target, DEFAULT_LIMITS))
         self.cache = root / "cache"
         self.merged = write_weights(root / "merged.safetensors", seed=1)
         self.source = write_weights(root / "source.safetensors", seed=2)

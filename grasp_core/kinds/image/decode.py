@@ -7,17 +7,25 @@ import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from io import BytesIO
+from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from grasp_core.config import Interpolation, Preprocessing
-from grasp_core.data.limits import Limits
-from grasp_core.data.sample import Sample, UInt8Array, Unreadable
+from grasp_core.data import Decoder, Limits, Sample, Unreadable
+from grasp_core.data.layout import is_hidden
+from grasp_core.kinds.image.config import Interpolation, Preprocessing
+
+UInt8Array = NDArray[np.uint8]
+Content = bytes | UInt8Array  # encoded, or as an array (h, w) or (h, w, 1 | 3)
+SUFFIXES = frozenset(
+    (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
+)
 
 # No format that runs programs (EPS starts Ghostscript) or that nobody trains on.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
@@ -49,17 +57,34 @@ class Recipe:
             preprocessing.interpolation,
             preprocessing.grayscale,
             preprocessing.contrast,
-            limits.max_pixels,
-            limits.max_image_bytes,
+            limits.max_values,
+            limits.max_example_bytes,
         )
 
 
-def decode(content: bytes | UInt8Array, recipe: Recipe) -> UInt8Array:
+def is_image(name: str) -> bool:
+    """Whether the name is an image's, and no part of it is hidden or made by macOS."""
+    return PurePosixPath(name).suffix.lower() in SUFFIXES and not is_hidden(name)
+
+
+def decoder(preprocessing: Preprocessing, limits: Limits) -> Decoder[Content]:
+    """Images as squares of uint8, as large as they are cut from."""
+    recipe = Recipe.of(preprocessing, limits)
+    return Decoder(
+        file="images.u8",
+        shape=(recipe.size, recipe.size, 3),
+        dtype="uint8",
+        key=asdict(recipe),
+        decode=partial(decode_in_order, recipe=recipe),
+    )
+
+
+def decode(content: Content, recipe: Recipe) -> UInt8Array:
     """The image's central square as (size, size, 3). Raises whatever Pillow raises if broken."""
     with _open(content) as image:
         if image.width * image.height > recipe.max_pixels:  # known from the header alone
             raise ValueError(
-                f"{image.width}x{image.height}, over Limits.max_pixels = {recipe.max_pixels}"
+                f"{image.width}x{image.height}, over Limits.max_values = {recipe.max_pixels}"
             )
         upright = ImageOps.exif_transpose(image)
     plain = _to_rgb(upright)
@@ -70,7 +95,7 @@ def decode(content: bytes | UInt8Array, recipe: Recipe) -> UInt8Array:
     return np.asarray(_square(plain, recipe).convert("RGB"))
 
 
-def attempt(content: bytes | UInt8Array | Unreadable, recipe: Recipe) -> UInt8Array | Unreadable:
+def attempt(content: Content | Unreadable, recipe: Recipe) -> UInt8Array | Unreadable:
     """The decoded image, or the reason why there is none."""
     if isinstance(content, Unreadable):
         return content
@@ -85,10 +110,10 @@ def attempt(content: bytes | UInt8Array | Unreadable, recipe: Recipe) -> UInt8Ar
 
 
 def decode_in_order(
-    samples: Iterable[Sample], recipe: Recipe
-) -> Iterator[tuple[Sample, UInt8Array | Unreadable]]:
+    samples: Iterable[Sample[Content]], recipe: Recipe
+) -> Iterator[tuple[Sample[Content], UInt8Array | Unreadable]]:
     """Decode on all cores (Pillow releases the GIL), in the given order, a WINDOW at a time."""
-    waiting: deque[tuple[Sample, Future[UInt8Array | Unreadable]]] = deque()
+    waiting: deque[tuple[Sample[Content], Future[UInt8Array | Unreadable]]] = deque()
     with ThreadPoolExecutor(THREADS) as pool, warnings.catch_warnings():
         # Pillow warns of sizes that our own limit has already judged.
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
@@ -101,13 +126,13 @@ def decode_in_order(
 
 
 def _finish(
-    waiting: deque[tuple[Sample, Future[UInt8Array | Unreadable]]],
-) -> tuple[Sample, UInt8Array | Unreadable]:
+    waiting: deque[tuple[Sample[Content], Future[UInt8Array | Unreadable]]],
+) -> tuple[Sample[Content], UInt8Array | Unreadable]:
     sample, future = waiting.popleft()
     return sample, future.result()
 
 
-def _open(content: bytes | UInt8Array) -> Image.Image:
+def _open(content: Content) -> Image.Image:
     if isinstance(content, bytes):
         return Image.open(BytesIO(content), formats=FORMATS)
     return Image.fromarray(content[..., 0] if content.shape[2:] == (1,) else content)

@@ -1,23 +1,30 @@
-"""NumPy archives: images, labels, optionally split and classes; or train_images, train_labels …"""
+"""NumPy archives: images, labels, optionally split and classes; or train_images, train_labels …
+
+Arrays are read header first and data in chunks; pickled objects are refused.
+"""
 
 from __future__ import annotations
 
 import math
 import zipfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
 
-from grasp_core.data.formats.members import is_zip, zip_members
-from grasp_core.data.formats.npy import StoredArray
+from grasp_core.data import SPLITS, Contents, Format, Limits, Sample, SplitName
+from grasp_core.data.archives import is_zip, zip_members
+from grasp_core.data.contents import DAMAGE
 from grasp_core.data.layout import split_named
-from grasp_core.data.limits import Limits
-from grasp_core.data.sample import SPLITS, Contents, Sample, SplitName
 from grasp_core.errors import TargetError
+from grasp_core.kinds.image.decode import Content
 
-LAYOUT = "a .npz with images (n, h, w[, 1|3]) uint8, labels (n,), optionally split and classes"
+CHUNK_BYTES = 8 * 2**20
+_HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 PREFIXES: dict[str, SplitName | None] = {"": None} | {f"{split}_": split for split in SPLITS}
 
 
@@ -29,18 +36,14 @@ class _Part(NamedTuple):
     splits: list[SplitName | None]
 
 
-def matches(path: Path, limits: Limits) -> bool:
+def _matches(path: Path, limits: Limits) -> bool:
     if not path.is_file() or not is_zip(path):
         return False
     images = {f"{prefix}images.npy" for prefix in PREFIXES}
     return any(member.name in images for member in zip_members(path, limits))
 
 
-def files(path: Path, _limits: Limits) -> list[Path]:
-    return [path]
-
-
-def read(path: Path, limits: Limits) -> Contents:
+def _read(path: Path, limits: Limits) -> Contents[Content]:
     """The images in order, read in chunks. Raises TargetError where the arrays make no sense."""
     with zipfile.ZipFile(path) as archive:
         found = [prefix for prefix in PREFIXES if _has(archive, f"{prefix}images")]
@@ -60,7 +63,7 @@ def _part(archive: zipfile.ZipFile, prefix: str, limits: Limits) -> _Part:
     )
 
 
-def _samples(path: Path, parts: list[_Part]) -> Iterator[Sample]:
+def _samples(path: Path, parts: list[_Part]) -> Iterator[Sample[Content]]:
     with zipfile.ZipFile(path) as archive:
         for part in parts:
             chunks = StoredArray(archive, f"{part.prefix}images").chunks()
@@ -79,11 +82,11 @@ def _check_images(images: StoredArray, limits: Limits) -> None:
             f"{images.name} has the shape {shape} and the type {images.dtype}",
             hint="expected (n, h, w) or (n, h, w, 1 | 3) of uint8",
         )
-    limits.check_images(shape[0])
-    if math.prod(shape[1:3]) > limits.max_pixels:
+    limits.check_examples(shape[0])
+    if math.prod(shape[1:3]) > limits.max_values:
         raise TargetError(
             f"{images.name} holds images of {shape[1]}x{shape[2]}",
-            hint=f"over Limits.max_pixels = {limits.max_pixels}",
+            hint=f"over Limits.max_values = {limits.max_values}",
         )
 
 
@@ -110,3 +113,70 @@ def _split(value: str | int) -> SplitName:
 
 def _has(archive: zipfile.ZipFile, name: str) -> bool:
     return f"{name}.npy" in archive.NameToInfo
+
+
+class StoredArray:
+    """An array inside a .npz, whose header is known and agrees with the space its data takes.
+
+    Raises TargetError if the array is damaged, holds objects, or is not in C order.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    def __init__(self, archive: zipfile.ZipFile, name: str) -> None:
+        self._archive = archive
+        self.name = name
+        with self._open() as file:
+            self.shape, fortran, self.dtype = _header(file)
+            self._offset = file.tell()
+        if self.dtype.hasobject:
+            raise TargetError(
+                f"{name} holds pickled Python objects, which are never loaded",
+                hint="save numbers or strings with a fixed type",
+            )
+        if fortran and len(self.shape) > 1:
+            raise TargetError(f"{name} is in Fortran order", hint="use np.ascontiguousarray")
+        self._check_size()
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def load(self) -> NDArray[Any]:
+        return np.concatenate(list(self.chunks()))
+
+    def chunks(self) -> Iterator[NDArray[Any]]:
+        """Slices along the first axis, of about CHUNK_BYTES."""
+        row = math.prod(self.shape[1:]) * self.dtype.itemsize
+        with self._open() as file:
+            file.read(self._offset)
+            while data := file.read(max(1, CHUNK_BYTES // row) * row):
+                yield np.frombuffer(data, self.dtype).reshape(-1, *self.shape[1:])
+
+    def _check_size(self) -> None:
+        stored = self._archive.getinfo(f"{self.name}.npy").file_size - self._offset
+        if min(self.shape, default=0) < 1 or math.prod(self.shape) * self.dtype.itemsize != stored:
+            raise TargetError(f"{self.name} has the shape {self.shape} and {stored} bytes")
+
+    @contextmanager
+    def _open(self) -> Iterator[IO[bytes]]:
+        try:
+            with self._archive.open(f"{self.name}.npy") as file:
+                yield file
+        except (*DAMAGE, ValueError, RuntimeError) as error:
+            raise TargetError(f"the array {self.name} is damaged: {error}") from error
+
+
+def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    version = npy.read_magic(file)
+    if version not in _HEADERS:
+        raise ValueError(f"unknown version {version}")
+    return _HEADERS[version](file)
+
+
+FORMAT: Format[Content] = Format(
+    "a .npz with images (n, h, w[, 1|3]) uint8, labels (n,), optionally split and classes",
+    _matches,
+    lambda path, _: [path],
+    _read,
+)

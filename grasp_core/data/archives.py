@@ -1,8 +1,8 @@
 """Members of zip and tar archives, one by one, never written to disk.
 
 Names are labels here and nothing else: no path is ever made from one. What is neither a file nor a
-folder, such as a link or a device, is refused: its images would be missing. What an archive unpacks
-to is held against the limits before it is unpacked.
+folder, such as a link or a device, is refused: its examples would be missing. What an archive
+unpacks to is held against the limits before it is unpacked.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from grasp_core.data.limits import Limits
-from grasp_core.data.sample import DAMAGE
+from grasp_core.data.contents import DAMAGE, Limits
 from grasp_core.errors import TargetError
 
 MAX_TAR_HEADER = 256 * 2**10  # a long name needs some hundred bytes; tarfile holds it in memory

@@ -1,10 +1,43 @@
-"""Crops and mirrors of uint8 batches (n, height, width, channels), as plain numpy."""
+"""Images as a model sees them: in training at random windows, otherwise their centre."""
 
 from __future__ import annotations
 
 import numpy as np
+import torch
 
-from grasp_core.data.sample import UInt8Array
+from grasp_core.data import Array, TargetData
+from grasp_core.kinds.image.config import Augmentation, Preprocessing
+from grasp_core.kinds.image.decode import UInt8Array
+from grasp_core.tasks import Augmentation as GivenAugmentation
+from grasp_core.tasks import Classification, Inputs
+
+
+class ImageClassification(Classification):
+    """Images of a target, each with one of the model's classes."""
+
+    def __init__(
+        self, target: TargetData, classes: tuple[str, ...], preprocessing: Preprocessing
+    ) -> None:
+        super().__init__(target, classes, preprocessing)
+        self._side = preprocessing.image_size
+        self._mean = torch.tensor(preprocessing.mean).view(3, 1, 1) * 255
+        self._std = torch.tensor(preprocessing.std).view(3, 1, 1) * 255
+
+    def evaluation_inputs(self, rows: Array) -> Inputs:
+        return self._normalised(centre_crop(rows, self._side))
+
+    def training_inputs(
+        self, rows: Array, augmentation: GivenAugmentation, rng: np.random.Generator
+    ) -> Inputs:
+        chosen = Augmentation.model_validate(augmentation)
+        padding = self._side // 8 if chosen.padding is None else chosen.padding
+        images = random_crop(rows, self._side, padding, rng)
+        return self._normalised(random_flip(images, rng) if chosen.flip else images)
+
+    def _normalised(self, images: UInt8Array) -> Inputs:
+        pixels = torch.from_numpy(np.ascontiguousarray(images)).permute(0, 3, 1, 2)  # (B, 3, S, S)
+        # The name of the argument is the same in all of timm's models.
+        return {"x": ((pixels.float() - self._mean) / self._std).contiguous()}
 
 
 def centre_crop(images: UInt8Array, size: int) -> UInt8Array:

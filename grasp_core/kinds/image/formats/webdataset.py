@@ -12,13 +12,12 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from grasp_core.data.formats.members import Member, is_tar, is_zip, tar_members
-from grasp_core.data.layout import is_hidden, is_image, shard_split, shards
-from grasp_core.data.limits import Limits
-from grasp_core.data.sample import Contents, Sample, Unreadable, fetch
+from grasp_core.data import Contents, Format, Limits, Sample, Unreadable, fetch
+from grasp_core.data.archives import Member, is_tar, is_zip, tar_members
+from grasp_core.data.layout import is_hidden, shard_split, shards
 from grasp_core.errors import TargetError
+from grasp_core.kinds.image.decode import Content, is_image
 
-LAYOUT = "WebDataset .tar shards (key.jpg + key.cls or key.json), one or a folder of them"
 SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 CLASS_NAMES = "classnames.txt"
 LABEL_FIELDS = ("class_name", "class", "label")  # of key.json; a name says more than an index
@@ -35,30 +34,30 @@ class _Entry(NamedTuple):
     content: bytes | Unreadable
 
 
-def matches(path: Path, limits: Limits) -> bool:
+def _matches(path: Path, limits: Limits) -> bool:
     if path.is_dir():
         return bool(shards(path, SUFFIXES, limits))
     return path.is_file() and not is_zip(path) and is_tar(path) and _is_shard(path, limits)
 
 
-def files(path: Path, limits: Limits) -> list[Path]:
+def _files(path: Path, limits: Limits) -> list[Path]:
     """The shards, and the file of class names if there is one."""
     names = _class_file(path)
     return [*shards(path, SUFFIXES, limits), *([names] if names.is_file() else [])]
 
 
-def read(path: Path, limits: Limits) -> Contents:
+def _read(path: Path, limits: Limits) -> Contents[Content]:
     """The samples, shard by shard. Raises TargetError for damaged shards or missing labels."""
     found = shards(path, SUFFIXES, limits)
     total = 0
     for shard in found:
         total += sum(_kind(member) == "image" for member in tar_members(shard, limits))
-        limits.check_images(total)
+        limits.check_examples(total)
     samples = (sample for shard in found for sample in _samples(shard, path, limits))
     return Contents(total, _class_names(path), samples)
 
 
-def _samples(shard: Path, root: Path, limits: Limits) -> Iterator[Sample]:
+def _samples(shard: Path, root: Path, limits: Limits) -> Iterator[Sample[Content]]:
     split = shard_split(shard, root)
     for key, entries in groupby(_entries(shard, limits), key=lambda entry: entry.key):
         fields = {entry.kind: entry for entry in entries}
@@ -128,3 +127,11 @@ def _class_names(path: Path) -> tuple[str, ...] | None:
     if not file.is_file():
         return None
     return tuple(line.strip() for line in file.read_text("utf-8").splitlines() if line.strip())
+
+
+FORMAT: Format[Content] = Format(
+    "WebDataset .tar shards (key.jpg + key.cls or key.json), one or a folder of them",
+    _matches,
+    _files,
+    _read,
+)

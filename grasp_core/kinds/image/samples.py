@@ -8,7 +8,8 @@ from io import BytesIO
 import numpy as np
 from PIL import Image
 
-from grasp_core.data import IndexArray, Split, TargetData, UInt8Array
+from grasp_core.data import IndexArray, Split, TargetData
+from grasp_core.kinds.image.decode import UInt8Array
 
 PER_CLASS = 4
 MAX_IMAGES = 48
@@ -16,7 +17,7 @@ MAX_BYTES = 256 * 1024  # of all of them as text, which is a column of the targe
 SEED = 0
 
 
-def sample_images(target: TargetData) -> tuple[dict[str, str], ...]:
+def show_samples(target: TargetData) -> tuple[dict[str, str], ...]:
     """PNGs in base64 of the train split, class by class; of the same target always the same.
 
     Where there is no room for all, every class has its first before any has its second.

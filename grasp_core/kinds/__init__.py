@@ -1,0 +1,84 @@
+"""Kinds of problems. A new one is a package, and a line here or an entry point in `grasp.kinds`.
+
+Importing this loads no torch: `Kind.load` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, Literal, TypeVar
+
+from pydantic import ValidationError
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from grasp_core.config import FoldConfig, Frozen
+from grasp_core.errors import ConfigError
+from grasp_core.kinds.image import IMAGE
+from grasp_core.kinds.kind import Export, Implementation, Kind
+from grasp_core.plugins import load_plugins
+
+__all__ = [
+    "DEFAULT",
+    "KINDS",
+    "Export",
+    "Implementation",
+    "Kind",
+    "Part",
+    "check_augmentation",
+    "find_kind",
+    "known_kinds",
+    "read_options",
+]
+
+KINDS: dict[str, Kind] = {"image": IMAGE}
+DEFAULT = "image"  # of targets and models that do not say: once there was no other
+F = TypeVar("F", bound=FoldConfig)
+Part = Literal["overrides", "preprocessing", "augmentation"]
+
+
+@cache
+def known_kinds() -> Mapping[str, Kind]:
+    """All kinds by name, those of other packages too. Raises ConfigError for one that is broken."""
+    return load_plugins("grasp.kinds", Kind) | KINDS
+
+
+def find_kind(name: str) -> Kind:
+    """Raises ConfigError, with the names that there are."""
+    known = known_kinds()
+    if name not in known:
+        raise ConfigError(f"there is no kind {name!r}", hint=f"there are {', '.join(known)}")
+    return known[name]
+
+
+def read_options(kind: Kind, part: Part, values: Mapping[str, Any]) -> Frozen:
+    """Values as the kind's own class. Raises ValidationError, with all that is wrong by name."""
+    declared: type[Frozen] = getattr(kind, part)
+    foreign = [name for name in values if name not in declared.model_fields]
+    if foreign:
+        details = [_foreign(kind, part, name, values[name]) for name in foreign]
+        raise ValidationError.from_exception_data(declared.__name__, details)
+    return declared.model_validate(values)
+
+
+def check_augmentation(config: F, kind: Kind) -> F:
+    """The parameters with all of the kind's augmentation. Raises ValidationError."""
+    chosen = read_options(kind, "augmentation", config.refine.augmentation)
+    refine = config.refine.model_copy(update={"augmentation": chosen.model_dump(mode="json")})
+    return config.model_copy(update={"refine": refine})
+
+
+def _foreign(kind: Kind, part: Part, name: str, value: object) -> InitErrorDetails:
+    others = [other.name for other in known_kinds().values() if name in _names(other, part)]
+    owner = f"; it is one of {' and '.join(others)}" if others else ""
+    said = PydanticCustomError(
+        "extra_forbidden",
+        "{kind} has no such parameter{owner}",
+        {"kind": kind.name, "owner": owner},
+    )
+    return InitErrorDetails(type=said, loc=(name,), input=value)
+
+
+def _names(kind: Kind, part: Part) -> Mapping[str, object]:
+    declared: type[Frozen] = getattr(kind, part)
+    return declared.model_fields

@@ -1,0 +1,25 @@
+"""Pictures with one label each, and the classifiers of timm. Importing this loads no torch."""
+
+from grasp_core.kinds.image.config import Augmentation, Preprocessing, PreprocessingOverrides
+from grasp_core.kinds.kind import Implementation, Kind
+
+
+def _load() -> Implementation:
+    from grasp_core.kinds.image import implementation
+
+    return implementation
+
+
+IMAGE = Kind(
+    name="image",
+    summary="Images with one label each, and the classifiers of timm.",
+    examples="images",
+    formats="a zip or tar of one folder of images per class, WebDataset shards, Parquet or npz",
+    architectures="a timm model name, such as mobilevit_xxs",
+    load=_load,
+    overrides=PreprocessingOverrides,
+    preprocessing=Preprocessing,
+    augmentation=Augmentation,
+    libraries=("timm",),
+    wrappers=("timm_model",),
+)
