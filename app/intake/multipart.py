@@ -7,6 +7,9 @@
             async for chunk in part.chunks():
                 ...
 
+python-multipart finds the boundaries. defnull's `multipart` was tried in its place: as fast, and
+no smaller with all that is refused here.
+
 GraspError
 └── MultipartError    the body, or its Content-Type, is not what it should be
 """
