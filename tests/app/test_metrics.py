@@ -145,7 +145,7 @@ def test_a_scrape_reads_indexes_and_not_the_rows_of_ended_jobs(world: World) -> 
             for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)
         ]
     growing = [step for step in steps if re.match(r"(SCAN|SEARCH) (jobs|versions|sources)", step)]
-    assert len(growing) == 6  # jobs, those that wait, the bytes of three kinds, versions
+    assert len(growing) == 7  # jobs, those that wait, the bytes of four kinds, versions
     assert all("INDEX ix_" in step for step in growing)
 
 
