@@ -1,4 +1,4 @@
-"""What Prometheus is told: the database's figures as it asks, and this process's own counts."""
+"""What Prometheus scrapes: the database's figures as it asks, and this process's own counts."""
 
 import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -41,7 +41,7 @@ class Service:
 
     @contextmanager
     def noting(self, sha256: str) -> Iterator[None]:
-        """Whoever reads a blob inside, and finds it damaged or missing, tells all others."""
+        """Whoever reads a blob inside, and finds it damaged or missing, notes it for all."""
         try:
             yield
         except (BlobDamaged, BlobMissing) as error:

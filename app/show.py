@@ -108,7 +108,7 @@ def model_fields(model: Model, held: Failure | None = None) -> dict[str, Any]:
         "target": model.target_id,
         "keep_versions": model.keep_versions,
         "keep_sources": model.keep_sources,
-        "queue": model.queue,
+        "queue": model.device_class,
         "base": _show_blob(model.base_sha256, model.base_size),
         "error": model.error,
         "held": held.as_error() if held else None,

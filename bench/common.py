@@ -315,7 +315,7 @@ def return_freed_memory() -> None:
 
 
 def say(what: str) -> None:
-    """Tell on stderr what is being done."""
+    """Print to stderr what is being done."""
     print(f"… {what}", file=sys.stderr, flush=True)
 
 

@@ -59,7 +59,7 @@ def clock_seconds(work: Callable[[], object]) -> float:
 
 
 def stage_processor_seconds(setting: Setting, config: FoldConfig) -> Stages:
-    """From the fold's progress, which it tells as every stage begins and ends."""
+    """From the fold's progress, which it reports as every stage begins and ends."""
     marks: dict[str, list[float]] = {}
 
     def mark(progress: Progress) -> None:

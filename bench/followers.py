@@ -80,7 +80,7 @@ class Figures:
     """What a crowd cost: cores of the server, and seconds that the requests of others took."""
 
     cores: float
-    events: float  # told per second
+    events: float  # received per second
     median: float
     worst: float
 
@@ -139,13 +139,13 @@ async def _measure(
     async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as client:
         await _first_answer(client)
         jobs = [leases[n % len(leases)].job_id for n in range(followers)]
-        async with _followed(server.port, [path.format(job=job) for job in jobs]) as told:
+        async with _followed(server.port, [path.format(job=job) for job in jobs]) as received:
             progress = asyncio.create_task(_make_progress(database, leases))
             await asyncio.sleep(PROGRESS_S)
-            told.clear()
+            received.clear()
             with server.turn():
                 times = await _ask(client, seconds)
-            events = told["events"] / server.seconds[-1]
+            events = received["events"] / server.seconds[-1]
             progress.cancel()
     cores = server.processor_seconds[-1] / server.seconds[-1]
     return Figures(cores, events, median(times), max(times))
@@ -163,17 +163,17 @@ async def _first_answer(client: httpx.AsyncClient) -> None:
 @asynccontextmanager
 async def _followed(port: int, paths: list[str]) -> AsyncIterator[Counter[str]]:
     """All paths are followed meanwhile, each over a connection of its own; counts the events."""
-    told: Counter[str] = Counter()
+    received: Counter[str] = Counter()
     following: list[asyncio.Task[None]] = []
     connecting = asyncio.Semaphore(CONNECT_AT_ONCE)
     begun = [asyncio.Event() for _ in paths]
     for path, first in zip(paths, begun, strict=True):
-        following.append(asyncio.create_task(_follow(port, path, connecting, first, told)))
+        following.append(asyncio.create_task(_follow(port, path, connecting, first, received)))
     for first in begun:
         await first.wait()
     async with httpx.AsyncClient(trust_env=False, timeout=60) as last:  # in the line of all
         await last.get(f"http://127.0.0.1:{port}/models")
-    yield told
+    yield received
     for task in following:
         task.cancel()
     await asyncio.gather(*following, return_exceptions=True)
@@ -184,7 +184,7 @@ async def _follow(
     path: str,
     connecting: asyncio.Semaphore,
     begun: asyncio.Event,
-    told: Counter[str],
+    received: Counter[str],
 ) -> None:
     async with connecting:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -194,8 +194,8 @@ async def _follow(
     begun.set()
     try:
         while piece := await reader.read(2**16):
-            told["events"] += piece.count(b"event: job\n")
-        raise RuntimeError(f"nobody tells any more about {path}")
+            received["events"] += piece.count(b"event: job\n")
+        raise RuntimeError(f"nothing more is sent about {path}")
     finally:
         writer.close()
 

@@ -125,7 +125,7 @@ def fill(database: Database, waiting: int, finished: int) -> None:
             connection.execute(insert(Job), [_active(n) for n in rows])
         for rows in _chunks(finished):
             connection.execute(insert(Job), [_ended(n, waiting + idle + HELD) for n in rows])
-    if not database.url.startswith("sqlite"):  # which nobody tells to; PostgreSQL does it by itself
+    if not database.url.startswith("sqlite"):  # which nobody asks to; PostgreSQL does it by itself
         engine = database.engine.execution_options(isolation_level="AUTOCOMMIT")
         with engine.connect() as connection:
             connection.execute(text("VACUUM ANALYZE"))

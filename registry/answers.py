@@ -45,7 +45,7 @@ def remember(
     location: str | None,
     body: Mapping[str, Any],
 ) -> None:
-    """Keep an answer, in the transaction whose work it tells of. Raises Conflict in a race."""
+    """Keep an answer, in the transaction whose work it reports. Raises Conflict in a race."""
     answer = Answer(
         owner=owner, key=key, request=request, status=status, location=location, body=dict(body)
     )

@@ -34,7 +34,7 @@ def count_jobs(session: Session) -> dict[tuple[JobKind, JobStatus], int]:
 
 def measure_queues(session: Session, now: datetime) -> dict[str, Waiting]:
     """Targets, and models that do not care, wait for any worker."""
-    name = func.coalesce(Model.queue, "any")
+    name = func.coalesce(Model.device_class, "any")
     query = (
         select(name, func.count(), func.min(Job.created_at))
         .join(Model, Model.id == Job.queue_id, isouter=True)

@@ -24,7 +24,7 @@ MAX_PAGE = 200
 
 
 @dataclass(frozen=True)
-class Page(Generic[Item]):
+class Listing(Generic[Item]):
     items: Sequence[Item]
     next_cursor: str | None
 
@@ -48,14 +48,14 @@ def list_page(
     *,
     limit: int,
     cursor: str | None,
-) -> Page[Row]:
+) -> Listing[Row]:
     """Some of the owner's rows, newest first; `cursor` is the last id of the page before."""
     query = select(table).where(table.owner == owner, *conditions)
     if cursor is not None:
         query = query.where(table.id < cursor)
     rows = session.scalars(query.order_by(table.id.desc()).limit(limit + 1)).all()
     more = len(rows) > limit
-    return Page(rows[:limit], rows[limit - 1].id if more else None)
+    return Listing(rows[:limit], rows[limit - 1].id if more else None)
 
 
 def _one(

@@ -29,7 +29,7 @@ def create_model(
     merge: FoldConfig,
     keep_versions: int | None,
     keep_sources: bool,
-    queue: DeviceClass | None = None,
+    device_class: DeviceClass | None = None,
     base: Blob | None = None,
     request_id: str | None = None,
 ) -> tuple[Model, Job]:
@@ -61,7 +61,7 @@ def create_model(
         status="preparing",
         keep_versions=keep_versions,
         keep_sources=keep_sources,
-        queue=queue,
+        device_class=device_class,
         base_sha256=base.sha256 if base else None,
         base_size=base.size if base else None,
         job_id=job.id,

@@ -136,7 +136,7 @@ class Model(Base):
     status: Mapped[ModelStatus]
     version: Mapped[int | None]  # the newest; None until something is merged
     manifest: Mapped[Json | None] = mapped_column(deferred=True)
-    queue: Mapped[DeviceClass | None]  # what kind of worker folds; None: any
+    device_class: Mapped[DeviceClass | None] = mapped_column("queue")  # of who folds; None: any
     keep_versions: Mapped[int | None]  # None: all
     keep_sources: Mapped[bool] = mapped_column(default=False)
     base_sha256: Mapped[str | None] = mapped_column(SHA256)  # what its sources were trained from
@@ -188,7 +188,7 @@ class Version(Base):
     parent: Mapped[int | None]
     source_id: Mapped[str | None] = mapped_column(ID)
     rollback_of: Mapped[int | None]  # the version that this one equals
-    job_id: Mapped[str] = mapped_column(ID)  # whose report tells how the weights came about
+    job_id: Mapped[str] = mapped_column(ID)  # whose report says how the weights came about
     metrics: Mapped[Json]
     pruned_at: Mapped[datetime | None]  # its weights were deleted by the model's retention
     created_at: Mapped[datetime] = mapped_column(default=utc_now)

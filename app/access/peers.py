@@ -1,4 +1,4 @@
-"""Whose process is at the other end of a connection on this machine, as far as the kernel tells.
+"""Whose process is at the other end of a connection on this machine, as far as the kernel says.
 
 Linux is asked for the one socket (sock_diag(7), as `ss` does, in microseconds); where that is not
 to be had, its table of all of them is read (/proc/net/tcp, in milliseconds). Other systems do not
@@ -39,7 +39,7 @@ class Socket(NamedTuple):
 
 
 def peer_uid(transport: asyncio.BaseTransport) -> int | None:
-    """The user whose process connected; None if that cannot be told."""
+    """The user whose process connected; None if that cannot be found out."""
     connection = transport.get_extra_info("socket")
     if connection is None or sys.platform != "linux":
         return None

@@ -58,7 +58,7 @@ class FetchPolicy:
 
 @dataclass(frozen=True)
 class Fetched:
-    """An open file or answer; `size` is None if the server does not tell."""
+    """An open file or answer; `size` is None if the server does not say."""
 
     uri: str  # as it was checked: of a file, without symbolic links
     size: int | None

@@ -29,9 +29,9 @@ MAX_HEAD = 2**16  # bytes; httptools has no limit of its own, and anyone may con
 MAX_HEADERS = 128  # lines: each takes some hundred bytes, however short it is
 MAX_HEADS = 2**25  # bytes of the heads of all connections together
 MAX_BODIES = 48  # requests whose bodies arrive at once: a megabyte each, on their way to the disk
-RESERVE = 32  # connections beyond the limit, to be told so, and for health checks
+RESERVE = 32  # connections beyond the limit, to be answered so, and for health checks
 MIN_BODY = 1024  # bytes of a body in GRASP_STALL_SECONDS: less than any line that works carries
-STOP_SECONDS = 4.0  # that requests under way have when the service is told to stop
+STOP_SECONDS = 4.0  # that requests under way have when the service is asked to stop
 LOG_EVERY = 10.0  # seconds, however many are turned away
 
 log = get_log(__name__)

@@ -1,4 +1,4 @@
-"""Jobs that are followed: one look at the database for all of them, told to whoever waits.
+"""Jobs that are followed: one look at the database for all of them, published to whoever waits.
 
 Every process looks four times a second, however many follow, and only while somebody does: at the
 revisions, then at the jobs whose revision is another. A new state is serialised once.
@@ -66,12 +66,12 @@ class FollowedJob:
     async def after(self, revision: int) -> JobState | None:
         """The newest state, once there is one beyond that revision; None if the job is deleted."""
         while self.state.revision <= revision and not self.deleted:
-            told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.add(told)
+            changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.add(changed)
             try:
-                await told
+                await changed
             finally:  # also of a follower that leaves
-                self._waiting.discard(told)
+                self._waiting.discard(changed)
         return self.state if self.state.revision > revision else None
 
     async def ended(self) -> JobState | None:
@@ -81,14 +81,14 @@ class FollowedJob:
             state = await self.after(state.revision)
         return state
 
-    async def tell(self, state: JobState | None) -> None:
+    async def publish(self, state: JobState | None) -> None:
         """Wake all who wait, some at a time; without a state the job is deleted."""
         self.state, self.deleted = state or self.state, state is None
         waiting = list(self._waiting)
         for first in range(0, len(waiting), WOKEN_AT_ONCE):
-            for told in waiting[first : first + WOKEN_AT_ONCE]:
-                if not told.done():  # or its follower has left
-                    told.set_result(None)
+            for changed in waiting[first : first + WOKEN_AT_ONCE]:
+                if not changed.done():  # or its follower has left
+                    changed.set_result(None)
             await asyncio.sleep(0)
 
 
@@ -132,11 +132,11 @@ class Following:
                 self._warning.log("followed jobs cannot be looked at", error=str(error))
 
     async def look(self) -> None:
-        """Tell everybody what has changed since the last look."""
+        """Publish what has changed since the last look."""
         known = {id_: job.state.revision for id_, job in self._jobs.items() if not job.deleted}
         for id_, state in (await run_in_threadpool(self._load_changed, known)).items():
             if id_ in self._jobs:  # or everybody has left meanwhile
-                await self._jobs[id_].tell(state)
+                await self._jobs[id_].publish(state)
 
     def _load_changed(self, known: Mapping[str, int]) -> dict[str, JobState | None]:
         """The jobs that are not at their known revisions any more; None: deleted."""

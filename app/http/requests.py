@@ -26,7 +26,7 @@ QUIET = ("/healthz", "/readyz", "/metrics")  # asked every few seconds by machin
 HEADER = "X-Request-Id"
 # In the scope's state:
 CROWDED = "crowded"  # there is no room for this request
-STOPPING = "stopping"  # the service ends, and has told the client
+STOPPING = "stopping"  # the service ends, and has said so to the client
 GONE = 499  # in the log only: the client left before it was answered
 # How much is still taken from a client that was refused, so that it can see the answer.
 LINGER_SECONDS, LINGER_BYTES = 1.0, 4 * 2**20

@@ -25,7 +25,7 @@ from registry.errors import Unusable
 BATCH = 2**20  # bytes handed to a thread at once: switching costs more than copying
 MAX_JSON = 2**20
 SMALL_JSON = 2**16  # and less is read at once
-MAX_KEYS = 25_000  # each that is unknown is a mistake to tell, and a kilobyte of memory
+MAX_KEYS = 25_000  # each that is unknown is a mistake to report, and a kilobyte of memory
 BATCHES = 16 * 2**20  # bytes of all batches that fill at once
 SMALLEST_BATCH = 2**16
 FORM_BYTES = 2**20  # what a form may hold besides its file: headers and boundaries too
@@ -244,7 +244,7 @@ def validated(schema: type[Fields], values: dict[str, Any]) -> Fields:
 
 
 def wrong_values(error: ValidationError, *where: str) -> RequestValidationError:
-    """As FastAPI would tell it of values that were found there."""
+    """As FastAPI would report values that were found there."""
     return RequestValidationError([{**e, "loc": (*where, *e["loc"])} for e in error.errors()])
 
 

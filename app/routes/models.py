@@ -121,7 +121,7 @@ class ModelIntake(Intake[ModelCreate]):
             merge=parameters,
             keep_versions=fields.keep_versions,
             keep_sources=fields.keep_sources,
-            queue=fields.queue,
+            device_class=fields.queue,
             base=blobs.get("file" if fields.base == "initial" else "base"),
             request_id=self.request_id,
         )
@@ -248,7 +248,7 @@ def update_model(
         if changes.keep_sources is not None:
             row.keep_sources = changes.keep_sources
         if "queue" in given:
-            row.queue = changes.queue
+            row.device_class = changes.queue
         if "keep_versions" in given:
             row.keep_versions = changes.keep_versions
             prune(session, row, utc_now())

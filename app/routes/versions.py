@@ -239,7 +239,7 @@ def rollback_model(
 def _require_sound(service: Service, owner: str, model: str, number: int) -> None:
     """Read a version's blobs before others rely on them, with no transaction open meanwhile.
 
-    Raises BadVersion. Of those that were deleted on purpose, `rollback` tells.
+    Raises BadVersion. Those that were deleted on purpose `rollback` reports.
     """
     with service.database.read() as session:
         found = find_named(session, Model, owner, model)

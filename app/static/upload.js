@@ -34,19 +34,19 @@ function prepare(form) {
 function showChosen(form) {
   const [file] = form.elements.file.files;
   field(form, "chosen", file ? `${file.name}, ${bytes(file.size)}` : "");
-  tell(form, null);
+  showProblem(form, null);
 }
 
 async function upload(form) {
   const [file] = form.elements.file.files;
-  tell(form, null);
+  showProblem(form, null);
   busy(form, true);
   try {
     if (form.dataset.upload === "/sources") await requireSafetensors(file);
     const created = await send(form, file);
     location.assign(`/ui/jobs/${created.job.id}`);
   } catch (problem) {
-    tell(form, problem);
+    showProblem(form, problem);
     busy(form, false);
   }
 }
@@ -112,7 +112,7 @@ function busy(form, on) {
   field(form, "sent", on ? "Looking at the file" : "");
 }
 
-function tell(form, problem) {
+function showProblem(form, problem) {
   form.querySelector(".outcome").replaceChildren(...(problem ? [describe(problem)] : []));
 }
 

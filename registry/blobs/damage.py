@@ -202,7 +202,7 @@ def find_holds(session: Session, models: Sequence[Model]) -> dict[str, Failure]:
     return {
         model_id: given.failure(problems[given.sha256])
         for model_id, inputs in needed.items()
-        for given in reversed(inputs)  # of two that are bad, the first is told
+        for given in reversed(inputs)  # of two that are bad, the first is reported
         if given.sha256 in problems
     }
 

@@ -11,7 +11,7 @@ from registry.jobs.queue import ring_waiting
 from registry.tables import ProblemKind, utc_now
 
 
-class Report(NamedTuple):
+class ScrubbedBlob(NamedTuple):
     """One blob, the `number`th of `total`."""
 
     number: int
@@ -21,7 +21,7 @@ class Report(NamedTuple):
     uses: list[str]  # what refers to it
 
 
-def scrub(database: Database, store: BlobStore) -> Iterator[Report]:
+def scrub(database: Database, store: BlobStore) -> Iterator[ScrubbedBlob]:
     """Read every blob, and look for those that rows refer to.
 
     What is found of these is noted: jobs wait for what is bad, and go on once it is sound again.
@@ -33,7 +33,7 @@ def scrub(database: Database, store: BlobStore) -> Iterator[Report]:
     for number, sha256 in enumerate(names, start=1):
         problem = _problem(database, store, sha256)
         _note(database, sha256, problem)
-        yield Report(number, len(names), sha256, problem, uses.get(sha256, []))
+        yield ScrubbedBlob(number, len(names), sha256, problem, uses.get(sha256, []))
 
 
 def _problem(database: Database, store: BlobStore, sha256: str) -> ProblemKind | None:

@@ -1,4 +1,4 @@
-"""The doorbell: tells workers, through a broker, that a queue has work. It may be lost or late.
+"""The doorbell: says to workers, through a broker, that a queue has work. It may be lost or late.
 
 What there is to do is in the database alone, where idle workers look now and then by themselves.
 So ringing never fails a request, and never holds one up.

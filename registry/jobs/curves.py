@@ -11,7 +11,7 @@ Curve = Sequence[Sequence[float]]  # of progress and loss
 def with_losses(
     metrics: Mapping[str, float], before: Mapping[str, Any], progress: float
 ) -> dict[str, Any]:
-    """What a fold measures now, and the `losses` that it told before."""
+    """What a fold measures now, and the `losses` that it reported before."""
     losses: Curve = before.get("losses", ())
     if "loss" in metrics:
         losses = _extended(losses, round(progress, 4), round(metrics["loss"], 4))
@@ -19,7 +19,7 @@ def with_losses(
 
 
 def _extended(losses: Curve, progress: float, loss: float) -> Curve:
-    """A fold that goes on from an earlier epoch takes back what it told beyond that."""
+    """A fold that goes on from an earlier epoch takes back what it reported beyond that."""
     kept = [point for point in losses if point[0] < progress]
     if kept and (progress - kept[-1][0] < STEP or loss == kept[-1][1]):
         return kept

@@ -158,12 +158,12 @@ def end_leases(session: Session, worker_id: str, now: datetime) -> None:
 def record_progress(
     session: Session, lease: Lease, stage: str, progress: float, metrics: Mapping[str, float]
 ) -> None:
-    """Tell how far the running job is. Raises LeaseLost."""
+    """Record how far the running job is. Raises LeaseLost."""
     hold(session, lease)
     before = session.scalar(select(Job.metrics).where(Job.id == lease.job_id)) or {}
     finite = {name: value for name, value in metrics.items() if math.isfinite(value)}  # or no JSON
-    told = with_losses(finite, before, progress)
-    values = {"stage": stage, "progress": progress, "metrics": told}
+    known = with_losses(finite, before, progress)
+    values = {"stage": stage, "progress": progress, "metrics": known}
     change(session, Job, Job.id == lease.job_id, values | bumped())
 
 
@@ -194,7 +194,7 @@ def fail(
 def hand_back(session: Session, lease: Lease, why: Failure | None = None) -> None:
     """Queue the running job again, at its old place, as if this attempt had not been.
 
-    If `why` is given, the job tells what it waits for until it is started again.
+    If `why` is given, the job says what it waits for until it is started again.
     """
     hold(session, lease)
     error = why.as_error() if why else None
@@ -287,7 +287,7 @@ def _next_seq(session: Session, queue_id: str) -> int:
 
 
 def _ring(session: Session, queue_id: str) -> None:
-    wanted = session.scalar(select(Model.queue).where(Model.id == queue_id))
+    wanted = session.scalar(select(Model.device_class).where(Model.id == queue_id))
     ring_after_commit(session, Ring(queue_id, wanted))
 
 
@@ -314,7 +314,7 @@ def _next_free(
                 earlier.queue_id == Queue.id, earlier.seq < Job.seq, is_active(earlier)
             ),
             ~exists().where(awaited.queue_id == Queue.waits_for, is_active(awaited)),
-            ~exists().where(Model.id == Queue.id, Model.queue != device_class),
+            ~exists().where(Model.id == Queue.id, Model.device_class != device_class),
             ~_is_held(now),
         )
         .order_by(Job.created_at, Job.id)

@@ -1,4 +1,4 @@
-"""What a worker has done since it started: kept in its row, and told by /metrics."""
+"""What a worker has done since it started: kept in its row, and published by /metrics."""
 
 from bisect import bisect_left
 from typing import Literal, get_args
@@ -13,7 +13,7 @@ FoldKind = Literal["fold", "dry_run"]
 # The outermost are where a report warns that the alignment did not really choose.
 SHARES = (0.01, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.99)
 BUCKETS = len(SHARES) + 1
-# What attempts are most often lost to; told from the start, so that the first is seen to come.
+# What attempts are most often lost to; published from the start, so that the first is seen to come.
 COMMON_FAILURES = (
     "child_crashed",
     "child_killed",

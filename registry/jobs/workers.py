@@ -28,8 +28,8 @@ def see_worker(
     totals: Json | None = None,
 ) -> None:
     """Note that a worker lives, what it runs and, if given, what it has done so far."""
-    told = {} if totals is None else {"totals": totals}
-    change(session, Worker, Worker.id == worker_id, {"seen_at": now, "job_id": job_id, **told})
+    new = {} if totals is None else {"totals": totals}
+    change(session, Worker, Worker.id == worker_id, {"seen_at": now, "job_id": job_id, **new})
 
 
 def remove_worker(session: Session, worker_id: str) -> None:

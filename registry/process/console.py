@@ -9,7 +9,7 @@ from typing import Any
 
 import structlog
 
-# Events that read better as a sentence; what the sentence uses is not told again beside it.
+# Events that read better as a sentence; what the sentence uses is not printed again beside it.
 SENTENCES = {
     "request": "{status} {method} {path}",
     "serving": "serving on {url}",
@@ -18,7 +18,7 @@ SENTENCES = {
     "stage": "stage {stage}",
     "epoch": "epoch {epoch}",
 }
-IDS = ("job", "request_id", "worker")  # of these the first that is there is told
+IDS = ("job", "request_id", "worker")  # of these the first that is there is printed
 OF_A_JOB = ("model", "source")  # ids that follow from a job's
 ELSEWHERE = (*IDS, "timestamp", "level", "event")
 BLOCKS = ("stack", "traceback", "exception")  # written below the line
@@ -37,10 +37,10 @@ class ConsoleRenderer:
 
     def __call__(self, _logger: object, _method: str, record: structlog.typing.EventDict) -> str:
         level = str(record.get("level", ""))
-        sentence, told = _sentence(record)
+        sentence, said = _sentence(record)
         figures = [
             self._styled(DIM, f"{name}=") + _short(value)
-            for name, value in _figures(record, told).items()
+            for name, value in _figures(record, said).items()
         ]
         line = (
             self._styled(DIM, str(record.get("timestamp", ""))),
@@ -61,18 +61,18 @@ def _id(record: Mapping[str, Any]) -> str:
 
 
 def _sentence(record: Mapping[str, Any]) -> tuple[str, set[str]]:
-    """What happened, and the names of what that tells."""
+    """What happened, and the names of what that says."""
     event = str(record.get("event", ""))
     template = SENTENCES.get(event, "")
-    told = {name for name in record if f"{{{name}}}" in template}
+    said = {name for name in record if f"{{{name}}}" in template}
     try:
-        return _line(template.format_map(record) or event), told
+        return _line(template.format_map(record) or event), said
     except KeyError:  # somebody else's event of this name
         return _line(event), set()
 
 
-def _figures(record: Mapping[str, Any], told: set[str]) -> dict[str, Any]:
-    hidden = {*ELSEWHERE, *BLOCKS, *told}
+def _figures(record: Mapping[str, Any], said: set[str]) -> dict[str, Any]:
+    hidden = {*ELSEWHERE, *BLOCKS, *said}
     if "job" in record:
         hidden.update(OF_A_JOB)
     if str(record.get("logger", "")).partition(".")[0] in OURS:

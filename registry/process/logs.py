@@ -48,12 +48,12 @@ def configure_logs(settings: Settings | None = None) -> None:
 
 
 def _renderers(settings: Settings) -> list[structlog.typing.Processor]:
-    stamp, tell = structlog.processors.TimeStamper, structlog.processors.format_exc_info
+    stamp, traceback = structlog.processors.TimeStamper, structlog.processors.format_exc_info
     terminal = sys.stderr.isatty()
     if settings.log_format == "console" or (settings.log_format == "auto" and terminal):
         colors = terminal and not os.environ.get("NO_COLOR")
-        return [stamp(fmt="%H:%M:%S", utc=False), tell, ConsoleRenderer(colors=colors)]
-    return [stamp(fmt="iso", utc=True), tell, structlog.processors.JSONRenderer()]
+        return [stamp(fmt="%H:%M:%S", utc=False), traceback, ConsoleRenderer(colors=colors)]
+    return [stamp(fmt="iso", utc=True), traceback, structlog.processors.JSONRenderer()]
 
 
 def get_log(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""What a page tells its reader to do: commands with what they print, and files to write.
+"""What a page asks its reader to do: commands with what they print, and files to write.
 
 Commands stand in ```console blocks behind `$ `, and go on while a line ends in a backslash; what
 follows is what they print. A block that names a file, as in ```json title="model.json", is that

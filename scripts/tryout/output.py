@@ -19,7 +19,7 @@ SHAPES = {
     "anything": r".*?",
     "digest": r"[0-9a-f]+",
     "time": r"\d{4}-\d\d-\d\dT[\d:.]+Z",
-    "measured": r"\d+(?:\.\d+)?(?:e[+-]\d+)?",  # 100.4 may be told as 100, 0.00001 as 1e-05
+    "measured": r"\d+(?:\.\d+)?(?:e[+-]\d+)?",  # 100.4 may be printed as 100, 0.00001 as 1e-05
     "space": r"\s*",
 }
 

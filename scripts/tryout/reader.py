@@ -24,10 +24,10 @@ class Differs(Exception):
 class Reader:
     """Reads a page in a folder, with a shell, and a service on a free port."""
 
-    def __init__(self, page: Path, folder: Path, tell: Callable[[str], None] = print) -> None:
+    def __init__(self, page: Path, folder: Path, log: Callable[[str], None] = print) -> None:
         self._page = page
         self._folder = folder
-        self._tell = tell
+        self._log = log
         self._address = f"127.0.0.1:{_free_port()}"
         self._environment = _environment(self._address) | _like_a_terminal(folder)
         self._memory = Memory()
@@ -35,16 +35,16 @@ class Reader:
     def read(self) -> int:
         """How many commands were as printed. Raises Differs, with name and line, at the first that
         is not."""
-        plan = steps(self._page.read_text())
+        todo = steps(self._page.read_text())
         with ExitStack() as stack:
             shell = stack.enter_context(Shell(self._folder, self._environment))
-            for step, following in pairwise([*plan, None]):
+            for step, following in pairwise([*todo, None]):
                 if isinstance(step, File):
                     (self._folder / step.name).write_text(step.text)
                 elif isinstance(step, Command):
-                    self._tell(f"{self._page.name}:{step.line}: {step.text}")
+                    self._log(f"{self._page.name}:{step.line}: {step.text}")
                     self._do(step, following, shell, stack)
-        return sum(isinstance(step, Command) for step in plan)
+        return sum(isinstance(step, Command) for step in todo)
 
     def _do(
         self, step: Command, following: Command | File | None, shell: Shell, stack: ExitStack

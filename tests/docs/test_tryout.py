@@ -96,7 +96,7 @@ def test_an_id_stands_for_the_one_that_came_instead() -> None:
 
 def read(folder: Path, text: str) -> int:
     (folder / "page.md").write_text(text)
-    return Reader(folder / "page.md", folder, tell=lambda _: None).read()
+    return Reader(folder / "page.md", folder, log=lambda _: None).read()
 
 
 def test_commands_share_a_shell(tmp_path: Path) -> None:

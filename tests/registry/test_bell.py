@@ -55,7 +55,7 @@ def test_work_rings_after_its_commit_and_once(world: World, heard: list[Ring]) -
     heard.clear()
 
     with world.database.write() as session:
-        session.get_one(Model, model.id).queue = "gpu"
+        session.get_one(Model, model.id).device_class = "gpu"
     _, job, _ = world.offer(model, "a")
     assert heard == [Ring(model.id, "gpu")]
 
@@ -95,7 +95,7 @@ def test_what_nobody_took_up_is_rung_for_again(world: World, heard: list[Ring]) 
 
 def test_a_validated_target_rings_for_its_models(world: World, heard: list[Ring]) -> None:
     target, validation = world.add_target()
-    model, _ = world.add_model(target, queue="gpu")
+    model, _ = world.add_model(target, device_class="gpu")
     lease = world.lease_of(validation)
     heard.clear()
 

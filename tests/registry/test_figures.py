@@ -41,7 +41,7 @@ def test_jobs_are_counted_in_every_state_of_every_kind(world: World) -> None:
 
 def test_queues_are_told_by_the_workers_they_want(world: World) -> None:
     wanted: dict[str, Any] = {"a": "gpu", "b": "gpu", "c": None}
-    models = {name: world.ready_model(name, queue=queue) for name, queue in wanted.items()}
+    models = {name: world.ready_model(name, device_class=queue) for name, queue in wanted.items()}
     for name, age in (("a", 30.0), ("a", 10.0), ("b", 20.0), ("c", 5.0)):
         aged(world, world.offer(models[name], f"{name} {age}")[1], age)
     aged(world, world.add_target("waits for anybody")[1], 7.0)
