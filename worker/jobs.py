@@ -34,7 +34,7 @@ from registry.targets import record_validation
 from registry.versions import FoldResult, publish, record_trial, reject
 
 OUTPUT = "merged.safetensors"
-STATE_OUTPUT = "state.safetensors"
+STATE_OUTPUT = "method.safetensors"  # what a fold keeps to go on with has other names
 
 
 @dataclass(frozen=True)
