@@ -76,7 +76,7 @@ NO_SUCH_TABLE_OR_COLUMN = ("42P01", "42703")  # as PostgreSQL says it
 
 
 class FieldError(BaseModel):
-    where: str = Field(description="Path of the value, such as body.merge.tau.")
+    where: str = Field(description="Path of the value, such as body.merge.refine.epochs.")
     message: str
 
 

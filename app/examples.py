@@ -4,8 +4,8 @@ import json
 from typing import Any
 
 from app.errors import phrase
-from grasp_core.config import FoldConfig
 from grasp_core.kinds import DEFAULT, check_augmentation, find_kind, read_options
+from grasp_core.methods import parse_config
 
 SHA256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
 TARGET, MODEL, SOURCE, JOB, WORKER, UPLOAD = (
@@ -63,7 +63,7 @@ _model: dict[str, Any] = {
     "image_size": 64,
     "preprocessing": read_options(KIND, "overrides", {"image_size": 64}).model_dump(mode="json"),
     "seed": 0,
-    "merge": check_augmentation(FoldConfig(), KIND).model_dump(mode="json"),
+    "merge": check_augmentation(parse_config({}), KIND).model_dump(mode="json"),
     "target": TARGET,
     "keep_versions": None,
     "keep_sources": False,
@@ -127,13 +127,13 @@ _upload: dict[str, Any] = {
     "links": {"self": f"/uploads/{UPLOAD}"},
 }
 _report: dict[str, Any] = {
-    "schema": 1,
+    "schema": 2,
     "outcome": "accepted",
     "version": 2,
     "source": SHA256,
     "metrics": {"before": SCORES, "after": SCORES},
     "transferred_share": 0.24,
-    "parameters": [{"name": "stem.conv.weight", "alignment": 0.4, "transferred": 1, "size": 432}],
+    "parameters": [{"name": "stem.conv.weight", "score": 0.4, "transferred": 1, "size": 432}],
     "stages": [{"name": "refine", "seconds": 21.5, "peak_bytes": 310_000_000}],
 }
 _read: dict[str, dict[str, Any]] = {
@@ -164,7 +164,7 @@ EXAMPLES: dict[str, Any] = {  # by the name of the schema
     "ModelCreate": _model_create,
     "ModelCreateForm": {"model": json.dumps(_model_create), "file": "…"},
     "ModelCreated": {"model": _model, "job": _job, "source": None},
-    "ModelUpdate": {"merge": {"tau": 0.3, "gate": {"max_drop": 0.05}}},
+    "ModelUpdate": {"merge": {"refine": {"epochs": 5}, "gate": {"max_drop": 0.05}}},
     "ModelInfo": {
         **_model,
         "sha256": SHA256,

@@ -1,12 +1,16 @@
 """Values as requests carry them: what they look like, and where in a request they stand."""
 
 import json
-from typing import Annotated, Any
+from functools import reduce
+from operator import or_
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import Path, Query
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, Field, SerializeAsAny, WrapValidator
+from pydantic.json_schema import SkipJsonSchema
 
 from grasp_core.config import CONTROL, ClassName, FoldConfig
+from grasp_core.methods import METHODS, parse_config
 from registry.lookup import MAX_PAGE
 
 ID_PREFIXES = ("tgt_", "mdl_", "src_", "job_", "key_", "wrk_", "upl_")
@@ -69,11 +73,19 @@ def check_merge(merge: FoldConfig) -> FoldConfig:
     return merge
 
 
-def check_preset(merge: Any) -> Any:
-    """Before it is looked up by those who expect a name."""
-    if isinstance(merge, dict) and not isinstance(merge.get("preset"), str | None):
-        raise ValueError("preset: must be a name or null")
-    return merge
+def parse_merge(merge: object, _: object) -> FoldConfig:
+    return parse_config(merge)
 
 
-Merge = Annotated[FoldConfig, BeforeValidator(check_preset), AfterValidator(check_merge)]
+def read_merge(merge: dict[str, Any], _: object) -> FoldConfig | dict[str, Any]:
+    """As it is stored, where its method is no longer installed."""
+    return parse_config(merge) if merge["method"] in METHODS else merge
+
+
+if TYPE_CHECKING:
+    AnyConfig = FoldConfig
+else:  # for the OpenAPI document, which has a shape for each method
+    AnyConfig = SerializeAsAny[reduce(or_, (m.parameters for m in METHODS.values()))]
+
+Merge = Annotated[AnyConfig, WrapValidator(parse_merge), AfterValidator(check_merge)]
+MergeRead = Annotated[AnyConfig | SkipJsonSchema[dict[str, Any]], WrapValidator(read_merge)]

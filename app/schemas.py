@@ -4,7 +4,6 @@ from datetime import datetime
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     ConfigDict,
     Discriminator,
@@ -18,15 +17,16 @@ from app.fields import (
     REFERENCE_PATTERN,
     Classes,
     Merge,
+    MergeRead,
     Name,
     Sha256,
     Text,
     UploadId,
     Uri,
-    check_preset,
 )
 from grasp_core.config import FoldConfig, Frozen, KindOptions
 from grasp_core.kinds import Kind, check_augmentation, read_options
+from grasp_core.methods import parse_config
 from registry.jobs.states import JobKind, JobStatus, ModelStatus, TargetStatus
 from registry.tables import DeviceClass, ProblemKind
 
@@ -185,7 +185,7 @@ class ModelCreate(In):
         {}, description="What to replace of the architecture's own, as the target's kind takes it."
     )
     seed: int | None = Field(None, ge=0, le=2**63 - 1)
-    merge: Merge = FoldConfig()
+    merge: Merge = parse_config({})
     keep_versions: int | None = Field(
         None, ge=1, le=MAX_INT, description="Keep the weights of so many; null: of all."
     )
@@ -226,7 +226,7 @@ class ModelUpdate(In):
     """What to change for later folds; the rest stays. `merge` may hold a part of its fields."""
 
     name: Name | None = None
-    merge: Annotated[dict[str, Any] | None, AfterValidator(check_preset)] = None
+    merge: dict[str, Any] | None = None
     keep_versions: int | None = Field(None, ge=1, le=MAX_INT)
     keep_sources: bool | None = None
     queue: DeviceClass | None = None
@@ -247,7 +247,7 @@ class ModelRead(Out):
     image_size: int | None
     preprocessing: Overrides
     seed: int
-    merge: FoldConfig
+    merge: MergeRead
     target: str
     keep_versions: int | None
     keep_sources: bool

@@ -45,9 +45,10 @@ from bench.common import (
     settle,
     write_source,
 )
-from grasp_core.config import FoldConfig, RefineConfig
+from grasp_core.config import RefineConfig
 from grasp_core.folding import fold
 from grasp_core.memory import PeakMemory, private_bytes
+from grasp_core.methods.grasp import GraspConfig
 
 SAMPLE_S = 0.001
 STEPS, EPOCHS = 3, 2  # the peak is reached in the second step, when AdamW has its moments
@@ -85,8 +86,8 @@ def measure(work: Callable[[], object]) -> Usage:
 
 def config_for(
     case: Case, *, epochs: int = EPOCHS, batches: int = 1, micro_batch: int | None = None
-) -> FoldConfig:
-    return FoldConfig(
+) -> GraspConfig:
+    return GraspConfig(
         alignment_batches=batches,
         alignment_batch_size=case.batch_size,
         micro_batch=micro_batch,
@@ -106,7 +107,7 @@ def measure_naive_stages(setting: Setting, batches: int) -> Usage:
     return measure(Ordinary(setting, 0, batches).fold)
 
 
-def measure_fold(setting: Setting, config: FoldConfig) -> Usage:
+def measure_fold(setting: Setting, config: GraspConfig) -> Usage:
     return measure(lambda: setting.fold(config))
 
 

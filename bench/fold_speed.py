@@ -34,7 +34,8 @@ from bench.common import (
     say,
     settle,
 )
-from grasp_core.config import FoldConfig, RefineConfig
+from grasp_core.config import RefineConfig
+from grasp_core.methods.grasp import GraspConfig
 from grasp_core.progress import Progress
 from grasp_core.report import FoldReport
 
@@ -58,7 +59,7 @@ def clock_seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - begin
 
 
-def stage_processor_seconds(setting: Setting, config: FoldConfig) -> Stages:
+def stage_processor_seconds(setting: Setting, config: GraspConfig) -> Stages:
     """From the fold's progress, which it reports as every stage begins and ends."""
     marks: dict[str, list[float]] = {}
 
@@ -69,9 +70,9 @@ def stage_processor_seconds(setting: Setting, config: FoldConfig) -> Stages:
     return {stage: times[-1] - times[0] for stage, times in marks.items()}
 
 
-def config_for(setting: Setting, epochs: int) -> FoldConfig:
+def config_for(setting: Setting, epochs: int) -> GraspConfig:
     size = setting.case.batch_size
-    return FoldConfig(
+    return GraspConfig(
         alignment_batches=BATCHES,
         alignment_batch_size=size,
         refine=RefineConfig(epochs=epochs, batch_size=size),

@@ -28,7 +28,7 @@ from typing import Any
 
 from sqlalchemy import event, insert, make_url, text
 
-from grasp_core.config import FoldConfig
+from grasp_core.methods.grasp import GraspConfig
 from registry.blobs.base import Blob
 from registry.blobs.references import is_referenced
 from registry.database import Database
@@ -156,7 +156,7 @@ def _model(number: int) -> dict[str, Any]:
         "name": str(number),
         "architecture": "resnet50",
         "preprocessing": {},
-        "merge": FoldConfig().model_dump(mode="json"),
+        "merge": GraspConfig().model_dump(mode="json"),
         "target_id": "tgt",
         "status": "ready",
         "job_id": "job",

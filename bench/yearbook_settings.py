@@ -24,8 +24,8 @@ from torch import nn
 
 from grasp_core import (
     CheckpointInfo,
-    FoldConfig,
     FoldReport,
+    GraspConfig,
     ModelSpec,
     Task,
     build_model,
@@ -155,14 +155,14 @@ def compare_settings(
     only: list[str] | None,
 ) -> None:
     first = fold(
-        spec, sources[0], task, work / "first.safetensors", config=FoldConfig(), force=True
+        spec, sources[0], task, work / "first.safetensors", config=GraspConfig(), force=True
     )
     print(f"first source alone, refined: {describe(first)}")
     print(f"{'settings':34}  {'transferred':15}  {'merge only':10}  {'val':13}  test")
     for name, values in SETTINGS.items():
         if only and not any(part in name for part in only):
             continue
-        config = FoldConfig.model_validate(values if "preset" in values else BASE | values)
+        config = GraspConfig.model_validate(values if "preset" in values else BASE | values)
         reports = fold_all(spec, sources[1:], task, work, config)
         shares = " ".join(f"{r.transferred_share or 0:6.1%}" for r in reports)
         merge_only = accuracy_of_merge(spec, sources[-1], task, work, config, len(sources) - 1)
@@ -172,7 +172,7 @@ def compare_settings(
 
 
 def fold_all(
-    spec: ModelSpec, sources: list[Path], task: Task, work: Path, config: FoldConfig
+    spec: ModelSpec, sources: list[Path], task: Task, work: Path, config: GraspConfig
 ) -> list[FoldReport]:
     reports, merged = [], work / "first.safetensors"
     for number, source in enumerate(sources, start=2):
@@ -183,7 +183,7 @@ def fold_all(
 
 
 def accuracy_of_merge(
-    spec: ModelSpec, source: Path, task: Task, work: Path, config: FoldConfig, n: int
+    spec: ModelSpec, source: Path, task: Task, work: Path, config: GraspConfig, n: int
 ) -> float:
     """Validation accuracy after the last transfer, before its refinement."""
     unrefined = config.model_copy(update={"refine": config.refine.model_copy(update={"epochs": 0})})

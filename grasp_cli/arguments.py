@@ -49,7 +49,7 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Settings = Annotated[
     list[str],
     typer.Option(
-        "--set", help="A merge parameter: tau=0.3 or refine.epochs=4.", metavar="NAME=VALUE"
+        "--set", help="A merge parameter: method=grasp or refine.epochs=4.", metavar="NAME=VALUE"
     ),
 ]
 Preprocess = Annotated[

@@ -24,6 +24,7 @@ from grasp_cli.local import convert_file, needing
 from grasp_cli.session import INTERRUPTED, NOT_DONE, AsJson, Output, errors_in_words
 from grasp_core.config import FoldConfig, plain_words
 from grasp_core.kinds import DEFAULT, Kind, find_kind, read_options
+from grasp_core.methods import parse_config
 from grasp_core.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -159,8 +160,8 @@ def _table(outcomes: Sequence[Outcome]) -> RenderableType:
 
     rows = []
     for outcome in outcomes:
-        metrics = outcome.folded.metrics if outcome.folded else None
-        share = outcome.folded.transferred_share if outcome.folded else None
+        summary = outcome.summary()
+        metrics, share = summary["metrics"], summary["transferred_share"]
         rows.append(
             (
                 outcome.source.given.name,
@@ -224,7 +225,7 @@ def _parameters(
             raise typer.BadParameter(f"{config} is JSON, but not an object")
     own = {"device": device} | ({} if seed is None else {"seed": seed})
     with _named_as_typed("--set"):
-        return FoldConfig.model_validate(parse_settings(settings, given) | own)
+        return parse_config(parse_settings(settings, given) | own)
 
 
 def _overrides(kind: Kind, pairs: list[str], image_size: int | None) -> dict[str, Any]:

@@ -69,8 +69,10 @@ class Outcome:
             "status": self.status,
             "version": self.version,
             "reason": folded.reason if folded else None,
-            "metrics": folded.metrics if folded else None,
-            "transferred_share": folded.transferred_share if folded else None,
+            "metrics": folded.metrics.model_dump(mode="json", exclude={"transferred_share"})
+            if folded
+            else None,
+            "transferred_share": folded.metrics.transferred_share if folded else None,
         }
 
 

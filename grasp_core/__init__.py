@@ -10,7 +10,8 @@
 The method is Algorithm 1 of https://arxiv.org/abs/2606.14900.
 
 The public names are listed in `__init__.pyi`. They are loaded when first used, so that
-`grasp_core.config`, `grasp_core.errors` and `grasp_core.manifest` can be had without torch.
+`grasp_core.config`, `.errors`, `.manifest`, `.methods`, `.operations` and `.report` can be had
+without torch.
 """
 
 import lazy_loader

@@ -1,15 +1,17 @@
-"""Stages 3 and 4 as pure tensor functions: how well two gradients agree, and what to do where."""
+"""Stages 3 and 4 of GRASP as pure tensor functions: how well two gradients agree, and what to do
+where."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
 
-from grasp_core.config import Granularity
+from grasp_core.methods.grasp import Granularity
 
 PAPER_TAU = 0.3
+STATISTICS = ("running_mean", "running_var")
 
 
 def align(gk: Tensor, g: Tensor, granularity: Granularity, epsilon: float = 0.0) -> Tensor:
@@ -73,3 +75,16 @@ def blended(merged: Tensor, source: Tensor, chosen: Tensor, blend: float) -> Ten
         taken = blend * taken + (1.0 - blend) * merged
     rows = chosen.reshape(-1, *[1] * (merged.ndim - 1)) if chosen.ndim == 1 else chosen
     return torch.where(rows, taken, merged)
+
+
+def follow_transfer(
+    weights: dict[str, Tensor],
+    source: Mapping[str, Tensor],
+    chosen: Mapping[str, Tensor],
+    blend: float,
+) -> None:
+    """Take a layer's statistics from the source wherever its `weight` was taken from it."""
+    for name in weights:
+        layer, _, kind = name.rpartition(".")
+        if kind in STATISTICS and f"{layer}.weight" in chosen:
+            weights[name] = blended(weights[name], source[name], chosen[f"{layer}.weight"], blend)

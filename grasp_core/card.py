@@ -7,10 +7,9 @@ from collections.abc import Iterable
 from math import prod
 
 from grasp_core.checkpoints import Checkpoint
-from grasp_core.evaluation import Metrics
 from grasp_core.kinds import Export, find_kind
 from grasp_core.manifest import Manifest
-from grasp_core.report import FoldReport
+from grasp_core.report import FoldReport, Metrics
 
 PAPER = "https://arxiv.org/abs/2606.14900"
 MEASURES = {

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryFile
+from typing import NamedTuple
 
 import torch
 from pydantic import SerializeAsAny, ValidationError, ValidationInfo, field_validator
@@ -127,18 +130,26 @@ def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[
     Unlike safetensors' own writer, the bytes depend on nothing but the arguments (its metadata
     comes in random order), and no more than one tensor is copied at a time, from any device.
     """
-    names = sorted(tensors, key=lambda name: (*_alignment_rank(tensors[name]), name))
-    header = _header(names, tensors, metadata)
-    digest = hashlib.sha256()
-    with atomic_write(path) as file:
-        for chunk in (len(header).to_bytes(8, "little"), header):
-            digest.update(chunk)
-            file.write(chunk)
-        for name in names:
-            data = _bytes_of(tensors[name])
-            digest.update(data)
-            file.write(data)
-    return digest.hexdigest()
+    shapes = {name: _Shape.of(tensor) for name, tensor in tensors.items()}
+    return _write(path, shapes, lambda name: _bytes_of(tensors[name]), metadata)
+
+
+def write_streamed(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> str:
+    """The same for tensors that are computed when they are asked for: each is, once.
+
+    A header comes before the tensors that it describes, so these are put aside first.
+    """
+    shapes, begins = {}, {}
+    with TemporaryFile(dir=path.parent) as aside:
+        for name, tensor in tensors.items():
+            shapes[name], begins[name] = _Shape.of(tensor), aside.tell()
+            aside.write(_bytes_of(tensor))
+
+        def read(name: str) -> bytes:
+            aside.seek(begins[name])
+            return aside.read(shapes[name].size)
+
+        return _write(path, shapes, read, metadata)
 
 
 def write_sealed(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
@@ -164,12 +175,44 @@ def _seal(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
     return digest.hexdigest()
 
 
-def _header(names: list[str], tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> bytes:
+class _Shape(NamedTuple):
+    """A tensor, but for its values."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    size: int  # in bytes
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> _Shape:
+        return cls(tensor.dtype, tuple(tensor.shape), tensor.numel() * tensor.itemsize)
+
+    @property
+    def rank(self) -> tuple[bool, int]:
+        """Whole cache lines first, then wider types: all but the last few tensors are aligned."""
+        return self.size % ALIGNMENT != 0, -self.dtype.itemsize
+
+
+def _write(
+    path: Path,
+    shapes: Mapping[str, _Shape],
+    read: Callable[[str], bytes | memoryview],
+    metadata: dict[str, str],
+) -> str:
+    ordered = dict(sorted(shapes.items(), key=lambda item: (*item[1].rank, item[0])))
+    header = _header(ordered, metadata)
+    digest = hashlib.sha256()
+    with atomic_write(path) as file:
+        for chunk in chain((len(header).to_bytes(8, "little"), header), map(read, ordered)):
+            digest.update(chunk)
+            file.write(chunk)
+    return digest.hexdigest()
+
+
+def _header(shapes: Mapping[str, _Shape], metadata: dict[str, str]) -> bytes:
     entries: dict[str, object] = {"__metadata__": metadata}
     end = 0
-    for name in names:
-        tensor = tensors[name]
-        begin, end = end, end + tensor.numel() * tensor.itemsize
+    for name, tensor in shapes.items():
+        begin, end = end, end + tensor.size
         entries[name] = {
             "dtype": DTYPES[tensor.dtype],
             "shape": list(tensor.shape),
@@ -177,11 +220,6 @@ def _header(names: list[str], tensors: Mapping[str, Tensor], metadata: dict[str,
         }
     text = json.dumps(entries, separators=(",", ":")).encode()
     return text + b" " * (-(8 + len(text)) % ALIGNMENT)
-
-
-def _alignment_rank(tensor: Tensor) -> tuple[bool, int]:
-    """Whole cache lines first, then wider types: all but the last few tensors are aligned."""
-    return tensor.numel() * tensor.itemsize % ALIGNMENT != 0, -tensor.itemsize
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:

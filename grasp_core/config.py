@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, cast
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import (
     AfterValidator,
@@ -11,9 +12,6 @@ from pydantic import (
     ConfigDict,
     Field,
     GetJsonSchemaHandler,
-    ValidationError,
-    ValidatorFunctionWrapHandler,
-    field_validator,
     model_validator,
 )
 from pydantic.json_schema import JsonSchemaValue
@@ -38,21 +36,7 @@ def require_text(name: str) -> str:
 
 ClassName = Annotated[str, AfterValidator(require_text)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
-Granularity = Literal["tensor", "channel", "element"]
-Mode = Literal["train", "eval"]
-NormStats = Literal["keep", "follow", "recalibrate"]
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
-Stage = Literal[  # what a fold does, in this order
-    "load",
-    "baseline",
-    "target_gradients",
-    "source_gradients",
-    "transfer",
-    "recalibrate",
-    "refine",
-    "evaluate",
-    "publish",
-]
 
 
 def plain_words(message: str) -> str:
@@ -92,7 +76,7 @@ class Frozen(BaseModel):
 
 
 class RefineConfig(Frozen):
-    """Stage 5: fine-tuning on the target with AdamW and a cosine schedule."""
+    """Fine-tuning on the target with AdamW and a cosine schedule."""
 
     epochs: int = Field(3, ge=0, description="0 skips refinement.")
     lr: float = Field(5e-5, gt=0.0, description="Learning rate of the first epoch.")
@@ -135,31 +119,20 @@ class GateConfig(Frozen):
 
 
 class FoldConfig(Frozen):
-    """All parameters of a fold. The defaults are what measured best: docs/adr/0004."""
+    """What the folds of every method have in common; each method adds parameters of its own."""
 
-    method: Literal["grasp"] = Field("grasp", description="How a source is folded in.")
-    preset: Literal["paper"] | None = Field(
-        None, description="Start from a named set of values; what is given explicitly wins."
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # of methods with a field `preset`
+
+    method: str = Field(description="How a source is folded in.")
+    alignment_batches: int = Field(
+        8, ge=1, description="Batches of the target for gradients and for statistics."
     )
-    tau: Fraction | Literal["auto"] = Field(
-        "auto",
-        description="Transfer where alignment is above this; auto: where the alignments part best,"
-        " at most 0.3.",
-    )
-    granularity: Granularity = Field("tensor", description="What is compared and copied as one.")
-    blend: Fraction = Field(
-        1.0, description="λ: aligned parameters become λ·source + (1 - λ)·merged."
-    )
-    alignment_batches: int = Field(8, ge=1, description="Batches whose gradients are summed.")
     alignment_batch_size: int = Field(32, ge=1, description="Examples in each of them.")
-    merged_mode: Mode = Field("eval", description="Mode in which the merged model is compared.")
-    source_mode: Mode = Field("eval", description="Mode in which the source is compared.")
-    norm_stats: NormStats = Field(
+    norm_stats: Literal["keep", "recalibrate"] = Field(
         "recalibrate",
-        description="Batch-norm statistics: keep the merged ones; follow the transferred layers;"
-        " or recalibrate them on the target after the transfer.",
+        description="Batch-norm statistics: keep the merged ones, or recalibrate them on the target"
+        " after the merge.",
     )
-    epsilon: float = Field(0.0, ge=0.0, description="Added to the cosine's denominator.")
     refine: RefineConfig = RefineConfig()
     gate: GateConfig = GateConfig()
     micro_batch: int | None = Field(
@@ -175,34 +148,25 @@ class FoldConfig(Frozen):
     )
     seed: int = Field(0, description="Of every random choice, with the version and the source.")
 
-    @field_validator("tau", mode="wrap")
     @classmethod
-    def _number_or_auto(cls, value: object, validate: ValidatorFunctionWrapHandler) -> object:
-        """One message, instead of one for each kind that it could have been."""
-        try:
-            return validate(value)
-        except ValidationError as error:
-            raise ValueError("must be a number from 0 to 1, or auto") from error
+    def implied(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The values of the preset that is given, if one is; what else is given wins."""
+        preset = given.get("preset")
+        return cls.presets.get(preset, {}) if isinstance(preset, str) else {}
 
     @model_validator(mode="before")
     @classmethod
-    def _start_from_preset(cls, values: Any) -> Any:
-        preset = values.get("preset") if isinstance(values, dict) else None
-        return PRESETS[preset] | values if isinstance(preset, str) and preset in PRESETS else values
+    def _complete(cls, values: Any) -> Any:
+        return {**cls.implied(values), **values} if isinstance(values, Mapping) else values
 
 
-PRESETS: dict[str, dict[str, Any]] = {
-    # The authors' released code: the source in eval mode, the merged model in train mode (whose
-    # running statistics drift on the way and are never transferred), one batch, hard copies.
-    "paper": {
-        "tau": 0.3,
-        "granularity": "tensor",
-        "blend": 1.0,
-        "alignment_batches": 1,
-        "alignment_batch_size": 32,
-        "merged_mode": "train",
-        "source_mode": "eval",
-        "norm_stats": "keep",
-        "epsilon": 1e-8,
-    },
-}
+def replace_values(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """`old` with what `new` says, also inside of values that are mappings in both."""
+    result = dict(old)
+    for name, value in new.items():
+        inner = result.get(name)
+        if isinstance(inner, Mapping) and isinstance(value, Mapping):
+            result[name] = replace_values(inner, value)
+        else:
+            result[name] = value
+    return result

@@ -9,27 +9,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from grasp_core.config import Frozen
 from grasp_core.data import SplitName
+from grasp_core.report import Metrics
 from grasp_core.runtime import Runtime
 from grasp_core.tasks import Task
 
 SAME = 1e-6  # probabilities this near to each other differ by rounding only
-
-
-class Metrics(Frozen):
-    """Classification quality on one split. None: undefined, as for a class without examples."""
-
-    count: int
-    accuracy: float
-    per_class_accuracy: dict[str, float | None]
-    per_class_count: dict[str, int]
-    precision: float  # macro averages over the classes that the split has
-    recall: float
-    f1: float
-    auroc: float | None  # macro, one class against the rest
-    log_likelihood: float | None  # mean log-probability of the true class; None: not finite
-    confusion_matrix: list[list[int]]  # rows: truth, columns: prediction
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +27,20 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
         sync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def move_file(source: Path, target: Path) -> None:
+    """Rename a file that is on disk; to another file system it is copied."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        source.replace(target)
+        sync_folder(target.parent)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        with source.open("rb") as content, atomic_write(target) as file:
+            shutil.copyfileobj(content, file)
+        source.unlink()
 
 
 def sync_folder(folder: Path) -> None:

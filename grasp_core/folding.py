@@ -2,37 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from grasp_core.architectures import build_model, load_weights, make_manifest, resolve_preprocessing
+from torch import Tensor
+
+from grasp_core.architectures import build_model, make_manifest, resolve_preprocessing
 from grasp_core.checkpoints import Checkpoint, CheckpointInfo, Lineage, write_checkpoint
 from grasp_core.config import FoldConfig
+from grasp_core.errors import ConfigError
 from grasp_core.evaluation import Predictions, predict
 from grasp_core.gate import find_bad_tensors, judge
 from grasp_core.heads import MatchedSource, match_classes
 from grasp_core.kinds import check_augmentation, find_kind
 from grasp_core.manifest import Manifest
-from grasp_core.methods import METHODS
+from grasp_core.methods import METHODS, parse_config
+from grasp_core.methods.declaration import AnyMethod
+from grasp_core.norms import recalibrate
 from grasp_core.progress import ProgressCallback, Recorder
 from grasp_core.provenance import Provenance
-from grasp_core.refinement import BEST_FILE, STATE_FILE, Refined
-from grasp_core.report import (
-    Environment,
-    FoldReport,
-    MetricsReport,
-    SplitMetrics,
-    Worth,
-    share_warnings,
-)
+from grasp_core.refinement import BEST_FILE, STATE_FILE, Refined, RefineState, refine
+from grasp_core.report import FoldReport, MergeReport, MetricsReport, SplitMetrics, Worth
 from grasp_core.runtime import Runtime, deterministic
 from grasp_core.seeds import derive_seed
 from grasp_core.spec import ModelSpec
+from grasp_core.state import NEXT_FILE, keep_state, open_state, publish_state
 from grasp_core.tasks import Task
-from grasp_core.workbench import Merge, Workbench
+from grasp_core.workbench import Workbench
+
+EXTREME_SHARE = 0.01  # nearer to 0 or 1 than this, a method did not really choose
 
 
 def fold(
@@ -42,6 +43,9 @@ def fold(
     output: str | Path,
     *,
     merged: str | Path | None = None,
+    base: str | Path | None = None,
+    state: str | Path | None = None,
+    state_output: str | Path | None = None,
     source_classes: Sequence[str] | None = None,
     config: FoldConfig | None = None,
     version: int | None = None,
@@ -57,16 +61,32 @@ def fold(
     fold writes no output; `force` writes it all the same. With a `work_dir`, a fold that was
     interrupted goes on after its last finished epoch, and ends in the same bytes.
 
+    `base` is what the sources were fine-tuned from, for methods that need it. A method that
+    remembers something between folds writes it to `state_output`, together with `output`, and is
+    given it as the `state` of `merged`; that of another method is not used.
+
     Raises CheckpointError (CheckpointMismatch, with every difference by name) for a file that is no
-    such model, pydantic's ValidationError for augmentation that the kind does not have, and
-    FoldStopped if `progress` returns STOP.
+    such model, pydantic's ValidationError for augmentation that the kind does not have, ConfigError
+    where the method lacks what it needs, and FoldStopped if `progress` returns STOP.
     """
-    config = check_augmentation(config or FoldConfig(), find_kind(spec.kind))
+    config = check_augmentation(config or parse_config({}), find_kind(spec.kind))
+    method = METHODS[config.method]
+    _require_files(method, base, state_output)
     runtime = Runtime.choose(config)
-    recorder = Recorder(runtime.device, progress)
+    recorder = Recorder(runtime.device, progress, method.stages)
     with deterministic(), _work_folder(work_dir) as folder:
         with recorder.stage("load"):
-            inputs = Inputs.open(spec, source, merged, source_classes, version)
+            inputs = Inputs.open(
+                spec,
+                source,
+                merged,
+                source_classes,
+                version,
+                base=base if method.needs.base else None,
+                state=open_state(state, method) if state else None,
+            )
+            if inputs.state is None:
+                method.require_beginning(first=inputs.merged is None)
             bench = inputs.workbench(task, config, runtime, recorder, folder)
             flaw = find_bad_tensors(inputs.source, inputs.merged, config.gate)
         draft = inputs.draft_report(bench)
@@ -74,18 +94,20 @@ def fold(
             return draft.model_copy(update={"reason": flaw})
 
         before = _evaluate_before(bench)
-        refined = METHODS[config.method](bench)
+        refined = _merge_and_refine(bench, method, inputs.state)
         after = _evaluate_after(bench)
 
         verdict = judge(before.val if before else None, after.val, config.gate)
         reason = flaw or verdict.reason
         metrics = MetricsReport(before=before and before.metrics, after=after.metrics)
-        provenance = inputs.provenance(refined.merge, config.blend)
+        provenance = inputs.provenance(refined.merge)
         sha256 = None
         if reason is None or force:
             with recorder.stage("publish"):
                 info = inputs.describe_output(provenance)
                 sha256 = write_checkpoint(output, bench.model.state_dict(), info)
+                if refined.merge.state_sha256 is not None and state_output is not None:
+                    publish_state(folder, Path(state_output))
         _clear(folder)
         return draft.model_copy(
             update={
@@ -93,12 +115,14 @@ def fold(
                 "reason": reason,
                 "forced": reason is not None and force,
                 "sha256": sha256,
+                "state_sha256": refined.merge.state_sha256 if sha256 else None,
                 "metrics": metrics,
                 "gate": verdict,
                 "worth": Worth.measure(metrics),
                 "provenance": provenance,
                 "stages": tuple(recorder.stages),
-                **_describe_refined(refined, first=inputs.merged is None),
+                "warnings": (*_begin_warnings(method, inputs), *_share_warnings(method, refined)),
+                **_describe_refined(refined),
             }
         )
 
@@ -113,6 +137,8 @@ class Inputs:
     merged: Checkpoint | None
     source_classes: tuple[str, ...] | None
     version: int | None  # of the output, where it is not simply the next
+    base: Checkpoint | None = None
+    state: Checkpoint | None = None  # of the method, at `merged`
 
     @classmethod
     def open(
@@ -122,17 +148,21 @@ class Inputs:
         merged: str | Path | None,
         source_classes: Sequence[str] | None,
         version: int | None,
+        *,
+        base: str | Path | None = None,
+        state: Checkpoint | None = None,
     ) -> Inputs:
         manifest = make_manifest(spec)
         file = Checkpoint(source)
         classes = tuple(source_classes) if source_classes else file.info.classes
-        count = len(classes) if classes else None
-        manifest.require(file.found, name=file.path.name, classes=count)
-        base = None
-        if merged is not None:
-            base = Checkpoint(merged)
-            manifest.require(base.found, name=base.path.name)
-        return cls(spec, manifest, file, base, classes, version)
+        _require_fit(manifest, file, classes)
+        newest = Checkpoint(merged) if merged is not None else None
+        if newest is not None:
+            _require_fit(manifest, newest, None)
+        ancestor = Checkpoint(base) if base is not None else None
+        if ancestor is not None:
+            _require_fit(manifest, ancestor, ancestor.info.classes)
+        return cls(spec, manifest, file, newest, classes, version, ancestor, state)
 
     @property
     def lineage(self) -> Lineage:
@@ -146,14 +176,15 @@ class Inputs:
     def workbench(
         self, task: Task, config: FoldConfig, runtime: Runtime, recorder: Recorder, folder: Path
     ) -> Workbench:
-        match = match_classes(self.spec.classes, self.source_classes)
         lineage = self.lineage
         seed = derive_seed(config.seed, lineage.version, lineage.source)
-        identity = (self.spec, config, lineage, self.source_classes, task.fingerprint)
+        read = [file and file.sha256 for file in (self.base, self.state)]
+        identity = (self.spec, config, lineage, self.source_classes, task.fingerprint, *read)
         return Workbench(
             model=build_model(self.spec),
             merged=self.merged,
-            source=MatchedSource(self.source, self.merged, self.manifest.heads(), match),
+            source=self._matched(self.source, self.merged, self.source_classes),
+            base=self._matched(self.base, None, self.base.info.classes) if self.base else None,
             task=task,
             config=config,
             runtime=runtime,
@@ -163,27 +194,32 @@ class Inputs:
             fold_id=f"{derive_seed(*identity):016x}",
         )
 
+    def _matched(
+        self, file: Checkpoint, merged: Checkpoint | None, classes: tuple[str, ...] | None
+    ) -> MatchedSource:
+        match = match_classes(self.spec.classes, classes)
+        return MatchedSource(file, merged, self.manifest.heads(), match)
+
     def draft_report(self, bench: Workbench) -> FoldReport:
         """What is known before anything is computed; as it stands, a rejection."""
         lineage = self.lineage
         return FoldReport(
             outcome="rejected",
             spec=self.spec,
-            config=bench.config,
+            config=bench.config.model_dump(mode="json"),
             seed=bench.seed,
             version=lineage.version,
             parent=lineage.parent,
             source=self.source.sha256,
             provenance=self.merged.info.provenance if self.merged else Provenance(),
             stages=tuple(bench.recorder.stages),
-            environment=Environment.describe(bench.runtime, find_kind(self.spec.kind)),
+            environment=bench.runtime.describe(find_kind(self.spec.kind)),
         )
 
-    def provenance(self, merge: Merge, blend: float) -> Provenance:
-        """Who gave what after this merge; a first source is adopted whole, not blended in."""
+    def provenance(self, merge: MergeReport) -> Provenance:
+        """Who gave what after this merge."""
         earlier = self.merged.info.provenance if self.merged else Provenance()
-        weight = blend if self.merged else 1.0
-        shares = {p.name: weight * float(p.transferred) for p in merge.parameters}
+        shares = {p.name: float(p.transferred) for p in merge.parameters}
         return earlier.after_transfer(self.source.sha256, shares)
 
     def describe_output(self, provenance: Provenance) -> CheckpointInfo:
@@ -194,6 +230,62 @@ class Inputs:
             preprocessing=resolve_preprocessing(self.spec),
             lineage=self.lineage,
             provenance=provenance,
+        )
+
+
+def _require_fit(manifest: Manifest, file: Checkpoint, classes: tuple[str, ...] | None) -> None:
+    count = len(classes) if classes else None
+    manifest.require(file.found, name=file.path.name, classes=count)
+
+
+def _require_files(
+    method: AnyMethod, base: str | Path | None, state_output: str | Path | None
+) -> None:
+    if method.needs.base and base is None:
+        raise ConfigError(
+            f"{method.name} needs a base: the model that all sources were fine-tuned from",
+            hint="give its weights, or choose another method",
+        )
+    if method.state is not None and state_output is None:
+        raise ConfigError(
+            f"{method.name} remembers something from one fold to the next, and has nowhere to write"
+            " it",
+            hint="give a state_output, and that file as the state of the next fold",
+        )
+
+
+def _merge_and_refine(
+    bench: Workbench, method: AnyMethod, state: Mapping[str, Tensor] | None
+) -> Refined:
+    """Leave the refined model in the module; what an earlier attempt has done is not done again."""
+    interrupted = RefineState.load(bench)
+    if interrupted is not None:
+        bench.recorder.recall(interrupted.stages)
+        return refine(bench, interrupted.merge, interrupted)
+    merge = _merge(bench, method, state)
+    wanted = bench.config.norm_stats == "recalibrate"
+    if wanted and not merge.adopted and merge.share > 0:
+        with bench.recorder.stage("recalibrate"):
+            recalibrate(bench)
+    return refine(bench, merge)
+
+
+def _merge(bench: Workbench, method: AnyMethod, state: Mapping[str, Tensor] | None) -> MergeReport:
+    """Have the method merge, and put its next state aside."""
+    if bench.merged is None and method.needs.several_sources:
+        return _adopt(bench)
+    merge = method.merge(bench, bench.config, state)
+    kept = None if merge.state is None else keep_state(bench.work_dir, method, merge.state)
+    return MergeReport(parameters=merge.parameters, details=merge.details, state_sha256=kept)
+
+
+def _adopt(bench: Workbench) -> MergeReport:
+    """The first source becomes the model."""
+    with bench.recorder.stage("transfer"):
+        bench.load({name: tensor.clone() for name, tensor in bench.source.items()})
+        names = (name for name, _ in bench.model.named_parameters())
+        return MergeReport(
+            parameters=tuple(bench.report(name, 1.0) for name in names), adopted=True
         )
 
 
@@ -213,7 +305,7 @@ def _evaluate_before(bench: Workbench) -> Evaluation | None:
     if bench.merged is None:
         return None
     with bench.recorder.stage("baseline"):
-        load_weights(bench.model, bench.merged, bench.runtime.device)
+        bench.load(bench.merged)
         return _evaluate(bench)
 
 
@@ -229,17 +321,44 @@ def _evaluate(bench: Workbench) -> Evaluation:
     return Evaluation(val, predict(bench.model, bench.task, "test", bench.runtime, size))
 
 
-def _describe_refined(refined: Refined, *, first: bool) -> dict[str, object]:
+def _describe_refined(refined: Refined) -> dict[str, object]:
     merge = refined.merge
     return {
-        "tau": None if first else merge.tau,
+        "details": merge.details,
         "transferred_share": merge.share,
         "parameters": merge.parameters,
         "history": refined.history,
         "best_epoch": refined.best_epoch,
         "resumed_from_epoch": refined.resumed_from_epoch,
-        "warnings": () if first else share_warnings(merge.share),
     }
+
+
+def _begin_warnings(method: AnyMethod, inputs: Inputs) -> tuple[str, ...]:
+    """A warning where a method takes over what another has merged."""
+    if method.state is None or inputs.merged is None or inputs.state is not None:
+        return ()
+    return (
+        f"{method.name} begins with this fold: of the sources before, it knows no more than the"
+        " merged model",
+    )
+
+
+def _share_warnings(method: AnyMethod, refined: Refined) -> tuple[str, ...]:
+    """A warning where a method that chooses has chosen next to nothing, or next to everything."""
+    share, advice = refined.merge.share, method.advice
+    if advice is None or refined.merge.adopted:
+        return ()
+    if share < EXTREME_SHARE:
+        return (
+            f"only {share:.2%} of the parameters were transferred, so this fold is little more than"
+            f" fine-tuning; {advice.too_little}",
+        )
+    if share > 1 - EXTREME_SHARE:
+        return (
+            f"{share:.2%} of the parameters were transferred, so the source all but replaced the"
+            f" merged model; {advice.too_much}",
+        )
+    return ()
 
 
 @contextmanager
@@ -253,5 +372,5 @@ def _work_folder(given: str | Path | None) -> Iterator[Path]:
 
 
 def _clear(folder: Path) -> None:
-    for name in (STATE_FILE, BEST_FILE):
+    for name in (STATE_FILE, BEST_FILE, NEXT_FILE):
         (folder / name).unlink(missing_ok=True)

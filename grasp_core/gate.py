@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from grasp_core.config import Frozen, GateConfig
+from grasp_core.config import GateConfig
 from grasp_core.evaluation import Predictions
+from grasp_core.report import Comparison, Verdict
 from grasp_core.significance import lower_tail, paired_p_value
 
 SMALL_RMS = 0.01  # a tensor this small (a bias at zero) is no measure for the source's
@@ -22,28 +23,6 @@ USUAL_RMS = 1.0  # the measure while there is no merged model
 ROUNDING = 1e-9  # 0.90 - 0.88 is a little more than 0.02, and 1 / 16 as a sum than 0.0625
 SHOWN = 5
 CHUNK = 2**16  # elements: their float64 copy stays in the cache
-
-
-class Comparison(Frozen):
-    """Two models on the same examples: all of the validation split, or those of one class."""
-
-    count: int  # examples
-    before: float  # accuracy
-    after: float
-    lost: int  # right before, wrong after
-    gained: int  # wrong before, right after
-    limit: float  # the largest drop that is allowed anyhow
-    p_value: float  # how often chance alone loses as many; of classes: in any one of them
-    refused: bool  # beyond the limit, and beyond chance
-    detectable_drop: float | None  # the smallest that would be refused; None: none would be
-
-
-class Verdict(Frozen):
-    """What the gate saw of a folded model, and what it could have seen."""
-
-    reason: str | None = None  # why it is refused; None: it is not
-    overall: Comparison | None = None  # None: the first version, which has nothing before it
-    classes: dict[str, Comparison] = {}  # those with validation examples
 
 
 def find_bad_tensors(

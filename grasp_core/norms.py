@@ -1,31 +1,12 @@
-"""Batch-norm statistics, which no gradient reaches: what becomes of them after a transfer."""
+"""Batch-norm statistics, which no gradient reaches and no merge of weights makes right."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
-from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from grasp_core.alignment import blended
 from grasp_core.gradients import alignment_parts
 from grasp_core.workbench import Workbench
-
-STATISTICS = ("running_mean", "running_var")
-
-
-def follow_transfer(
-    weights: dict[str, Tensor],
-    source: Mapping[str, Tensor],
-    chosen: Mapping[str, Tensor],
-    blend: float,
-) -> None:
-    """Take a layer's statistics from the source wherever its `weight` was taken from it."""
-    for name in weights:
-        layer, _, kind = name.rpartition(".")
-        if kind in STATISTICS and f"{layer}.weight" in chosen:
-            weights[name] = blended(weights[name], source[name], chosen[f"{layer}.weight"], blend)
 
 
 @torch.no_grad()

@@ -19,19 +19,15 @@ from grasp_core.config import FoldConfig, Frozen
 from grasp_core.errors import CheckpointError, ConfigError
 from grasp_core.kinds import DEFAULT, find_kind
 from grasp_core.manifest import Manifest
+from grasp_core.report import Figures
 from grasp_core.spec import ModelSpec
 
 if TYPE_CHECKING:
     from grasp_core import FoldReport, Progress
-    from grasp_core.report import SplitMetrics
 
 LISTED = 20  # broken examples that a summary names; it counts them all
 # Folders of this pattern that a crash leaves in a cache are swept by the next build, a day later.
 ASIDE = "validate.tmp-"
-
-PerClass = dict[str, float | None]  # None: a class without examples
-# {"val": {"accuracy": …, "per_class": …}, "test": …}: what is shown of many versions at once
-Accuracies = dict[str, dict[str, float | PerClass]]
 
 
 class ReportProgress(Protocol):
@@ -71,8 +67,7 @@ class Folded:
     reason: str | None
     sha256: str | None
     size: int | None
-    metrics: dict[str, Accuracies | None]  # before and after; None: not measured
-    transferred_share: float | None
+    metrics: Figures
     state_sha256: str | None = None  # of what the method remembers; None: nothing
     state_size: int | None = None
 
@@ -231,38 +226,29 @@ class FoldSource:
             target,
             self.output,
             merged=self.merged,
+            base=self.base,
+            state=self.state,
+            state_output=self.state_output,
             source_classes=self.source_classes,
             config=self.config,
             version=self.version,
             work_dir=self.work_dir,
             progress=progressed,
         )
-        return _folded(result, self.output)
+        return self._folded(result)
 
-
-def _folded(report: FoldReport, output: Path) -> Folded:
-    return Folded(
-        report=report.to_json(),
-        outcome=report.outcome,
-        reason=report.reason,
-        sha256=report.sha256,
-        size=output.stat().st_size if report.accepted else None,
-        metrics={
-            "before": _accuracies(report.metrics.before),
-            "after": _accuracies(report.metrics.after),
-        },
-        transferred_share=report.transferred_share,
-    )
-
-
-def _accuracies(metrics: SplitMetrics | None) -> Accuracies | None:
-    if metrics is None:
-        return None
-    splits = {"val": metrics.val, "test": metrics.test}
-    return {
-        name: {"accuracy": found.accuracy, "per_class": dict(found.per_class_accuracy)}
-        for name, found in splits.items()
-    }
+    def _folded(self, report: FoldReport) -> Folded:
+        state = self.state_output if report.state_sha256 else None
+        return Folded(
+            report=report.to_json(),
+            outcome=report.outcome,
+            reason=report.reason,
+            sha256=report.sha256,
+            size=self.output.stat().st_size if report.accepted else None,
+            metrics=report.figures,
+            state_sha256=report.state_sha256,
+            state_size=state.stat().st_size if state else None,
+        )
 
 
 def _decoding(report: ReportProgress, share: float = 1.0) -> Callable[[float], None]:

@@ -3,39 +3,40 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal
 
 import torch
 
-from grasp_core.config import Frozen, Stage
 from grasp_core.errors import FoldStopped
 from grasp_core.memory import PeakMemory
+from grasp_core.methods.declaration import Stage
+from grasp_core.report import StageRecord
 
 STOP: Literal["stop"] = "stop"
 
-# Where each stage begins on the way from 0 to 1: rough shares of the time of a common fold.
-_BEGINS: dict[Stage, float] = {
+# Where each stage begins on the way from 0 to 1: rough shares of the time of a common fold. Those
+# of a method's own lie between baseline and transfer.
+_BEGINS = {
     "load": 0.0,
     "baseline": 0.02,
-    "target_gradients": 0.07,
-    "source_gradients": 0.12,
     "transfer": 0.17,
     "recalibrate": 0.18,
     "refine": 0.20,
     "evaluate": 0.93,
     "publish": 0.99,
 }
-_ENDS = dict(zip(_BEGINS, [*list(_BEGINS.values())[1:], 1.0], strict=True))
+_MERGE_BEGINS = 0.07
 
 
 @dataclass(frozen=True)
 class Progress:
     """Where a fold is: its stage, the fraction of the whole that is done, the metrics so far."""
 
-    stage: Stage
+    stage: str
     fraction: float
     metrics: Mapping[str, float] = field(default_factory=dict)
 
@@ -43,26 +44,27 @@ class Progress:
 ProgressCallback = Callable[[Progress], Literal["stop"] | None]
 
 
-class StageRecord(Frozen):
-    """What a stage cost."""
-
-    name: Stage
-    seconds: float
-    peak_bytes: int
-
-
 class Recorder:
     """Times the stages, measures their memory, and calls back."""
 
-    def __init__(self, device: torch.device, callback: ProgressCallback | None = None) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        callback: ProgressCallback | None = None,
+        own_stages: Sequence[Stage] = (),
+    ) -> None:
+        """`own_stages` are those that the method adds."""
         self.stages: list[StageRecord] = []
         self._device = device
         self._callback = callback
-        self._stage: Stage = "load"
+        self._spans = _spans(own_stages)
+        self._stage = "load"
         self._metrics: dict[str, float] = {}
 
     @contextmanager
-    def stage(self, name: Stage) -> Iterator[None]:
+    def stage(self, name: str) -> Iterator[None]:
+        if name not in self._spans:
+            raise ValueError(f"the method declares no stage {name!r}")
         self._stage = name
         self.tick(0.0)
         begin = time.perf_counter()
@@ -82,10 +84,18 @@ class Recorder:
         self._metrics.update(metrics)
         if self._callback is None:
             return
-        begin, end = _BEGINS[self._stage], _ENDS[self._stage]
+        begin, end = self._spans[self._stage]
         whole = begin + (end - begin) * fraction
         if self._callback(Progress(self._stage, whole, dict(self._metrics))) == STOP:
             raise FoldStopped(
                 f"stopped in stage {self._stage} at {whole:.0%}",
                 hint="fold again with the same work_dir to go on from the last finished epoch",
             )
+
+
+def _spans(own: Sequence[Stage]) -> dict[str, tuple[float, float]]:
+    """From where to where each stage leads."""
+    step = (_BEGINS["transfer"] - _MERGE_BEGINS) / max(len(own), 1)
+    begins = _BEGINS | {stage.name: _MERGE_BEGINS + i * step for i, stage in enumerate(own)}
+    ordered = sorted(begins.items(), key=lambda item: item[1])
+    return {name: (begin, end) for (name, begin), (_, end) in pairwise([*ordered, ("", 1.0)])}

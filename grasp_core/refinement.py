@@ -1,4 +1,4 @@
-"""Stage 5: fine-tune on the target, keep the best epoch, survive an interruption anywhere."""
+"""Fine-tune on the target, keep the best epoch, survive an interruption anywhere."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from grasp_core.architectures import load_weights
 from grasp_core.checkpoints import Checkpoint, open_sealed, write_sealed
 from grasp_core.config import Frozen
 from grasp_core.errors import CheckpointError
 from grasp_core.evaluation import evaluate
 from grasp_core.gradients import micro_batches
-from grasp_core.progress import StageRecord
+from grasp_core.report import EpochRecord, MergeReport, StageRecord
 from grasp_core.seeds import derive_seed
+from grasp_core.state import kept_state
 from grasp_core.tasks import Batch
-from grasp_core.workbench import Merge, Workbench
+from grasp_core.workbench import Workbench
 
 STATE_FILE = "state.safetensors"
 BEST_FILE = "best.safetensors"
@@ -27,21 +27,11 @@ TICK_STEPS = 10  # reading the loss waits for the device, so not at every step
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-class EpochRecord(Frozen):
-    """One epoch of refinement."""
-
-    epoch: int  # from 1
-    lr: float
-    train_loss: float
-    val_accuracy: float
-    val_log_likelihood: float | None
-
-
 class RefineState(Frozen):
     """All that the next epoch depends on besides the tensors, which lie in the same file."""
 
     fold_id: str
-    merge: Merge
+    merge: MergeReport
     stages: tuple[StageRecord, ...] = ()
     history: tuple[EpochRecord, ...] = ()
     steps: int = 0
@@ -59,21 +49,22 @@ class RefineState(Frozen):
             saved = open_sealed(bench.work_dir / STATE_FILE)
             open_sealed(bench.work_dir / BEST_FILE)
             state = cls.model_validate_json(saved.metadata.get("state", ""))
+            kept_state(bench.work_dir, state.merge.state_sha256)
         except (CheckpointError, ValidationError):
             return None  # nothing there, or nothing that could be gone on with
         return state if state.fold_id == bench.fold_id else None
 
 
 class Refined(Frozen):
-    """The outcome of a whole method: what was merged, and how its refinement went."""
+    """What was merged, and how its refinement went."""
 
-    merge: Merge
+    merge: MergeReport
     history: tuple[EpochRecord, ...] = ()
     best_epoch: int | None = None
     resumed_from_epoch: int | None = None
 
 
-def refine(bench: Workbench, merge: Merge, interrupted: RefineState | None = None) -> Refined:
+def refine(bench: Workbench, merge: MergeReport, interrupted: RefineState | None = None) -> Refined:
     """Fine-tune the module and leave it with the weights of its best epoch, as a mapped file."""
     state = interrupted or RefineState(
         fold_id=bench.fold_id, merge=merge, stages=tuple(bench.recorder.stages)
@@ -81,7 +72,7 @@ def refine(bench: Workbench, merge: Merge, interrupted: RefineState | None = Non
     if bench.config.refine.epochs > 0:
         with bench.recorder.stage("refine"):
             state = _run_epochs(bench, state)
-            load_weights(bench.model, Checkpoint(bench.work_dir / BEST_FILE), bench.runtime.device)
+            bench.load(Checkpoint(bench.work_dir / BEST_FILE))
     return Refined(
         merge=merge,
         history=state.history,
@@ -200,7 +191,7 @@ class Trainer:
         """A trainer as it was when it saved `state`."""
         saved = Checkpoint(bench.work_dir / STATE_FILE)
         own = {name: saved[f"model/{name}"].clone() for name in bench.model.state_dict()}
-        load_weights(bench.model, own, bench.runtime.device)
+        bench.load(own)
         trainer = cls(bench)
         trainer.steps = state.steps
         trainer.scaler.load_state_dict(state.scaler)

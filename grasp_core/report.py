@@ -1,41 +1,90 @@
-"""Everything a fold measured, as versioned JSON."""
+"""Everything a fold measured, as versioned JSON. Importing this loads no torch."""
 
 from __future__ import annotations
 
 import math
-import platform
-from importlib.metadata import version
-from typing import Literal
+from typing import Any, Literal
 
-import torch
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
-from grasp_core.config import FoldConfig, Frozen
-from grasp_core.evaluation import Metrics
-from grasp_core.gate import Verdict
-from grasp_core.kinds import Kind
-from grasp_core.progress import StageRecord
 from grasp_core.provenance import Provenance
-from grasp_core.refinement import EpochRecord
-from grasp_core.runtime import Runtime
 from grasp_core.spec import ModelSpec
-from grasp_core.workbench import ParameterReport
-
-LIBRARIES = ("torch", "safetensors", "numpy")  # and those of the kind
-EXTREME_SHARE = 0.01  # nearer to 0 or 1 than this, the alignment did not really choose
 
 
-class SplitMetrics(Frozen):
+class Record(BaseModel):
+    """Something that was measured, and is kept; what a later release adds to it is passed over."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+class Metrics(Record):
+    """Classification quality on one split. None: undefined, as for a class without examples."""
+
+    count: int
+    accuracy: float
+    per_class_accuracy: dict[str, float | None]
+    per_class_count: dict[str, int]
+    precision: float  # macro averages over the classes that the split has
+    recall: float
+    f1: float
+    auroc: float | None  # macro, one class against the rest
+    log_likelihood: float | None  # mean log-probability of the true class; None: not finite
+    confusion_matrix: list[list[int]]  # rows: truth, columns: prediction
+
+
+class SplitMetrics(Record):
     val: Metrics
     test: Metrics
 
 
-class MetricsReport(Frozen):
+class MetricsReport(Record):
     before: SplitMetrics | None = None  # None: the first source, or refused before a look
     after: SplitMetrics | None = None  # None: refused before a fold
 
 
-class Worth(Frozen):
+class Accuracies(Record):
+    """The part of `Metrics` that is shown of many versions at once."""
+
+    accuracy: float
+    per_class: dict[str, float | None] = {}
+
+
+class SplitAccuracies(Record):
+    val: Accuracies
+    test: Accuracies
+
+
+class Figures(Record):
+    """The part of a report that is kept with a version, and shown of many at once."""
+
+    before: SplitAccuracies | None = None
+    after: SplitAccuracies | None = None
+    transferred_share: float | None = None
+
+
+class Comparison(Record):
+    """Two models on the same examples: all of the validation split, or those of one class."""
+
+    count: int  # examples
+    before: float  # accuracy
+    after: float
+    lost: int  # right before, wrong after
+    gained: int  # wrong before, right after
+    limit: float  # the largest drop that is allowed anyhow
+    p_value: float  # how often chance alone loses as many; of classes: in any one of them
+    refused: bool  # beyond the limit, and beyond chance
+    detectable_drop: float | None  # the smallest that would be refused; None: none would be
+
+
+class Verdict(Record):
+    """What the gate saw of a folded model, and what it could have seen."""
+
+    reason: str | None = None  # why it is refused; None: it is not
+    overall: Comparison | None = None  # None: the first version, which has nothing before it
+    classes: dict[str, Comparison] = {}  # those with validation examples
+
+
+class Worth(Record):
     """What the source was worth on the validation split, in the paper's terms (section 3.2).
 
     P is the geometric mean probability of the true class.
@@ -54,7 +103,49 @@ class Worth(Frozen):
         return cls(effectiveness=abs(after - before), informativeness=math.exp(after - before))
 
 
-class Environment(Frozen):
+class ParameterReport(Record):
+    """What happened to one parameter tensor."""
+
+    name: str
+    size: int
+    transferred: bool | float  # the share of it that the source gave
+    score: float | None = None  # what the method chose by; None: it has no such thing
+
+
+class MergeReport(Record):
+    """What a method did, before any refinement."""
+
+    parameters: tuple[ParameterReport, ...] = ()
+    details: dict[str, JsonValue] = {}  # of the method's own
+    adopted: bool = False  # the first source, taken as it is
+    state_sha256: str | None = None  # of what the method remembers; None: nothing
+
+    @property
+    def share(self) -> float:
+        """Share of all parameters that the source gave."""
+        total = sum(p.size for p in self.parameters)
+        return sum(p.size * float(p.transferred) for p in self.parameters) / total
+
+
+class EpochRecord(Record):
+    """One epoch of refinement."""
+
+    epoch: int  # from 1
+    lr: float
+    train_loss: float
+    val_accuracy: float
+    val_log_likelihood: float | None
+
+
+class StageRecord(Record):
+    """What a stage cost."""
+
+    name: str
+    seconds: float
+    peak_bytes: int
+
+
+class Environment(Record):
     """What computed the fold; the same fold gives the same bytes on the same of these."""
 
     python: str
@@ -63,38 +154,26 @@ class Environment(Frozen):
     threads: int
     autocast: str | None
 
-    @classmethod
-    def describe(cls, runtime: Runtime, kind: Kind) -> Environment:
-        on_cuda = runtime.device.type == "cuda"
-        return cls(
-            python=platform.python_version(),
-            libraries={name: version(name) for name in (*LIBRARIES, *kind.libraries)},
-            device=torch.cuda.get_device_name(runtime.device) if on_cuda else runtime.device.type,
-            threads=torch.get_num_threads(),
-            autocast=str(runtime.autocast_dtype).removeprefix("torch.")
-            if runtime.autocast_dtype
-            else None,
-        )
 
-
-class FoldReport(Frozen):
+class FoldReport(Record):
     """One fold, whole: what it was asked, what it measured, what it decided."""
 
-    schema_version: Literal[1] = Field(1, alias="schema")
+    schema_version: Literal[2] = Field(2, alias="schema")
     outcome: Literal["accepted", "rejected"]
     reason: str | None = None  # why it was rejected, or would have been
     forced: bool = False
     spec: ModelSpec
-    config: FoldConfig
+    config: dict[str, JsonValue]  # as it was: its method may be gone, or have other parameters now
     seed: int
     version: int
     parent: str | None  # sha256 of the version folded into
     source: str  # sha256
     sha256: str | None = None  # of the new version; None if rejected
+    state_sha256: str | None = None  # of what its method remembers; None: nothing
     metrics: MetricsReport = MetricsReport()
     gate: Verdict | None = None  # None: refused before a fold
     worth: Worth | None = None
-    tau: float | None = None
+    details: dict[str, JsonValue] = {}  # of the method's own
     transferred_share: float | None = None
     parameters: tuple[ParameterReport, ...] = ()
     history: tuple[EpochRecord, ...] = ()
@@ -109,20 +188,49 @@ class FoldReport(Frozen):
     def accepted(self) -> bool:
         return self.outcome == "accepted"
 
+    @property
+    def method(self) -> str:
+        return str(self.config["method"])
+
+    @property
+    def figures(self) -> Figures:
+        metrics = self.metrics
+        return Figures(
+            before=_accuracies(metrics.before),
+            after=_accuracies(metrics.after),
+            transferred_share=self.transferred_share,
+        )
+
+    def given(self) -> dict[str, float]:
+        """Share of all parameters that each source gave, by its sha256."""
+        return self.provenance.totals({p.name: p.size for p in self.parameters})
+
     def to_json(self) -> str:
         return self.model_dump_json(by_alias=True, indent=2)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _upgrade(cls, values: Any) -> Any:
+        is_old = isinstance(values, dict) and values.get("schema") == 1
+        return _from_schema_1(values) if is_old else values
 
-def share_warnings(share: float) -> tuple[str, ...]:
-    """A warning where the alignment has chosen next to nothing, or next to everything."""
-    if share < EXTREME_SHARE:
-        return (
-            f"only {share:.2%} of the parameters were transferred, so this fold is little more than"
-            " fine-tuning; try more alignment_batches, both modes eval, or a lower tau",
-        )
-    if share > 1 - EXTREME_SHARE:
-        return (
-            f"{share:.2%} of the parameters were transferred, so the source all but replaced the"
-            " merged model; try a higher tau, or a blend below 1",
-        )
-    return ()
+
+def _accuracies(metrics: SplitMetrics | None) -> SplitAccuracies | None:
+    if metrics is None:
+        return None
+    val, test = (
+        Accuracies(accuracy=found.accuracy, per_class=found.per_class_accuracy)
+        for found in (metrics.val, metrics.test)
+    )
+    return SplitAccuracies(val=val, test=test)
+
+
+def _from_schema_1(old: dict[str, Any]) -> dict[str, Any]:
+    """There was one method, whose threshold and scores had fields of their own."""
+    tau = old.get("tau")  # None: the first source, compared with nothing
+    parameters = [
+        {**parameter, "score": None if tau is None else parameter.get("alignment")}
+        for parameter in old.get("parameters", ())
+    ]
+    details = {} if tau is None else {"tau": tau}
+    return {**old, "schema": 2, "details": details, "parameters": parameters}

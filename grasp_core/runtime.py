@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any, cast
 
 import torch
@@ -14,9 +16,12 @@ from torch.utils import deterministic as _deterministic
 
 from grasp_core.config import FoldConfig, Precision
 from grasp_core.errors import DeviceError
+from grasp_core.kinds import Kind
+from grasp_core.report import Environment
 from grasp_core.tasks import Batch
 
 uninitialized: Any = _deterministic  # its setting is hidden from type checkers
+LIBRARIES = ("torch", "safetensors", "numpy")  # and those of the kind
 FORMATS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -38,6 +43,19 @@ class Runtime:
             autocast_dtype=choose_format(config.precision, device),
             channels_last=on_cuda if config.channels_last is None else config.channels_last,
             compile_backend=config.compile,
+        )
+
+    def describe(self, kind: Kind) -> Environment:
+        """All that the bytes of a fold depend on besides what it is given."""
+        on_cuda = self.device.type == "cuda"
+        return Environment(
+            python=platform.python_version(),
+            libraries={name: version(name) for name in (*LIBRARIES, *kind.libraries)},
+            device=torch.cuda.get_device_name(self.device) if on_cuda else self.device.type,
+            threads=torch.get_num_threads(),
+            autocast=str(self.autocast_dtype).removeprefix("torch.")
+            if self.autocast_dtype
+            else None,
         )
 
     def place(self, batch: Batch) -> Batch:

@@ -1,27 +1,31 @@
-"""What the stages of one fold share."""
+"""What the stages of one fold share, and what a method makes of it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from pydantic import JsonValue
 from torch import Tensor, nn
 
-from grasp_core.config import FoldConfig, Frozen
+from grasp_core.architectures import load_weights
+from grasp_core.config import FoldConfig
 from grasp_core.heads import MatchedSource
 from grasp_core.progress import Recorder
+from grasp_core.report import ParameterReport
 from grasp_core.runtime import Runtime
 from grasp_core.tasks import Task
 
 
 @dataclass(frozen=True)
 class Workbench:
-    """One fold at work: a single module, two memory-mapped files, and the target."""
+    """One fold at work: a single module, a few memory-mapped files, and the target."""
 
     model: nn.Module
     merged: Mapping[str, Tensor] | None  # None: the source is the first
     source: MatchedSource
+    base: Mapping[str, Tensor] | None  # None: the method needs none
     task: Task
     config: FoldConfig
     runtime: Runtime
@@ -30,24 +34,32 @@ class Workbench:
     work_dir: Path
     fold_id: str  # what an interrupted fold must have been to be gone on with
 
+    def load(self, weights: Mapping[str, Tensor], *, exact: bool = False) -> None:
+        """Put weights into the module; `exact` as in `load_weights`."""
+        load_weights(self.model, weights, self.runtime.device, exact=exact)
 
-class ParameterReport(Frozen):
-    """What happened to one parameter tensor."""
+    def report(self, name: str, share: float, score: float | None = None) -> ParameterReport:
+        """That the source gave `share` of a parameter, where it has it at all."""
+        parameter = self.model.get_parameter(name)
+        rows = self.source.matched_rows(name)
+        if rows is not None:
+            share *= len(rows) / len(parameter)
+        return ParameterReport(
+            name=name,
+            size=parameter.numel(),
+            transferred=bool(share) if share in (0.0, 1.0) else share,
+            score=score,
+        )
 
-    name: str
-    size: int
-    alignment: float  # the mean score, for channels and elements
-    transferred: bool | float  # the share of it, where only a part was
 
+@dataclass(frozen=True)
+class Merge:
+    """What a method did: the weights are in the module, the rest is here.
 
-class Merge(Frozen):
-    """The outcome of stages 1 to 4."""
+    `state` is what the method is given when the next source is folded in. It is read once, tensor
+    by tensor, so that each of them may be computed when it is asked for.
+    """
 
-    tau: float
     parameters: tuple[ParameterReport, ...]
-
-    @property
-    def share(self) -> float:
-        """Share of all parameters that the source gave."""
-        total = sum(p.size for p in self.parameters)
-        return sum(p.size * float(p.transferred) for p in self.parameters) / total
+    details: dict[str, JsonValue] = field(default_factory=dict)
+    state: Mapping[str, Tensor] | None = None

@@ -6,7 +6,8 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from grasp_core.config import PRESETS, FoldConfig, Frozen
+from grasp_core.config import FoldConfig, Frozen
+from grasp_core.methods import METHODS, change_config
 from grasp_core.spec import ModelSpec
 from registry.blobs.base import Blob
 from registry.blobs.damage import forget_problems
@@ -91,27 +92,17 @@ def spec_of(model: Model) -> ModelSpec:
 
 
 def changed_merge(model: Model, changes: Mapping[str, Any]) -> FoldConfig:
-    """The model's parameters with some replaced; a preset replaces all it names.
+    """The model's parameters with some replaced, for later folds.
 
-    Raises ValidationError.
+    Raises ValidationError, and ConfigError for a method that cannot take over what was merged.
     """
-    name = changes.get("preset")
-    preset = PRESETS.get(name, {}) if isinstance(name, str) else {}
-    return FoldConfig.model_validate(_merged(_merged(model.merge, preset), changes))
+    config = change_config(model.merge, changes)
+    if config.method != model.merge["method"]:
+        METHODS[config.method].require_beginning(first=model.version is None)
+    return config
 
 
 def delete_model(session: Session, model: Model) -> None:
     """Forget a model with all its jobs, sources and versions; a running fold loses its lease."""
     drop_queue(session, model.id)
     session.delete(model)
-
-
-def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    result = dict(old)
-    for name, value in new.items():
-        inner = result.get(name)
-        if isinstance(inner, Mapping) and isinstance(value, Mapping):
-            result[name] = _merged(inner, value)
-        else:
-            result[name] = value
-    return result

@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 
 from grasp_core.config import FoldConfig
 from grasp_core.errors import GraspError, TargetError
+from grasp_core.methods import parse_config
 from grasp_core.operations import (
     Folded,
     FoldSource,
@@ -143,7 +144,7 @@ def _record_fold(
     result = FoldResult(
         base=operation.version - 1 or None,
         report=folded.report,
-        metrics={**folded.metrics, "transferred_share": folded.transferred_share},
+        metrics=folded.metrics.model_dump(mode="json"),
         blob=stored.weights,
         reason=folded.reason,
         state=stored.state,
@@ -230,4 +231,4 @@ def _candidate(session: Session, job: Job) -> tuple[Input, list[str] | None]:
 
 
 def _config(model: Model, settings: Settings) -> FoldConfig:
-    return FoldConfig.model_validate(model.merge | {"device": settings.device})
+    return parse_config(model.merge | {"device": settings.device})

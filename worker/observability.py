@@ -11,7 +11,8 @@ from opentelemetry.trace import Span, SpanKind
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from grasp_core.operations import Accuracies, Folded, FoldSource, Operation, Result, TargetSummary
+from grasp_core.operations import Folded, FoldSource, Operation, Result, TargetSummary
+from grasp_core.report import SplitAccuracies
 from registry.errors import LeaseLost
 from registry.jobs.queue import Lease
 from registry.jobs.states import JobKind, JobStatus
@@ -168,9 +169,9 @@ class AttemptObserver:
             "succeeded" if accepted or trial else "rejected",
             outcome=folded.outcome if trial else None,
             version=operation.version if accepted and not trial else None,
-            accuracy=_accuracy(folded.metrics["after"]),
-            accuracy_before=_accuracy(folded.metrics["before"]),
-            transferred_share=folded.transferred_share,
+            accuracy=_accuracy(folded.metrics.after),
+            accuracy_before=_accuracy(folded.metrics.before),
+            transferred_share=folded.metrics.transferred_share,
             reason=folded.reason,
         )
 
@@ -197,9 +198,9 @@ def _epoch_of(progress: Progressed) -> int | None:
     return int(epoch) if epoch is not None and progress.stage == "refine" else None
 
 
-def _accuracy(accuracies: Accuracies | None) -> object:
+def _accuracy(accuracies: SplitAccuracies | None) -> float | None:
     """On the validation split, as the gate sees it."""
-    return None if accuracies is None else accuracies["val"]["accuracy"]
+    return None if accuracies is None else accuracies.val.accuracy
 
 
 def _known(figures: dict[str, object]) -> dict[str, object]:

@@ -30,11 +30,12 @@ class Tally:
         totals = self._totals
         totals.folds[kind][folded.outcome] += 1
         if kind == "fold" and folded.outcome == "rejected":
-            looked_at_only = folded.metrics["after"] is None
+            looked_at_only = folded.metrics.after is None
             totals.rejections["tensors" if looked_at_only else "accuracy"] += 1
-        first = folded.metrics["before"] is None  # taken whole: there was nothing to choose
-        if folded.transferred_share is not None and not first:
-            totals.transferred_share.add(folded.transferred_share)
+        first = folded.metrics.before is None  # taken whole: there was nothing to choose
+        share = folded.metrics.transferred_share
+        if share is not None and not first:
+            totals.transferred_share.add(share)
         for stage in json.loads(folded.report).get("stages", ()):
             totals.stages.setdefault(stage["name"], Sum()).add(stage["seconds"])
 

@@ -1,6 +1,5 @@
 """Charts as SVG, drawn by pure functions: values in, text out."""
 
-from app.charts.alignment import Aligned, alignment_chart
 from app.charts.bars import bar, shade
 from app.charts.lines import Series, line_chart, sparkline
 from app.charts.provenance import (
@@ -10,17 +9,18 @@ from app.charts.provenance import (
     provenance_rows,
     share_bar,
 )
+from app.charts.scores import Scored, score_chart
 
 __all__ = [
-    "Aligned",
     "Contributor",
+    "Scored",
     "Series",
-    "alignment_chart",
     "bar",
     "contributors",
     "layers",
     "line_chart",
     "provenance_rows",
+    "score_chart",
     "shade",
     "share_bar",
     "sparkline",

@@ -13,10 +13,11 @@ from app.fields import MAX_INT, Reference
 from app.pages.lineage import accuracy, per_class
 from app.pages.measured import Measure
 from app.pages.rendering import PageDep
-from app.pages.reports import Report, flat, read_report, source_names
+from app.pages.reports import flat, read_report, source_names
 from app.schemas import VersionRead
 from app.service import ServiceDep
 from app.show import show_model, show_version
+from grasp_core.report import FoldReport
 from registry.lookup import find_named
 from registry.tables import Model, Source, Version
 from registry.versions import find_version
@@ -32,7 +33,7 @@ Chosen = Annotated[int, Query(ge=1, le=MAX_INT)]
 class Side:
     version: VersionRead
     source: str | None
-    report: Report
+    report: FoldReport | None
 
 
 @router.get("/ui/models/{model}/compare")
@@ -45,7 +46,6 @@ def show_comparison(
         sides = [_side(session, version) for version in versions]
         names = source_names(session, row.id)
     metrics = [version.metrics for version in versions]
-    reports = [side.report for side in sides]
     return page.show(
         "compare.html",
         model=show_model(row),
@@ -55,10 +55,19 @@ def show_comparison(
             for split, words in SPLITS
         ],
         classes=_changes([per_class(found) for found in metrics]),
-        shares=_shares(reports, names),
-        moved=_moved(reports, names),
-        differences=_differences(reports),
+        **_compared([side.report for side in sides if side.report], names),
     )
+
+
+def _compared(reports: Sequence[FoldReport], names: Mapping[str, str]) -> dict[str, Any]:
+    """What both reports tell; nothing if one of them cannot be read."""
+    if len(reports) < 2:
+        return {"shares": [], "moved": [], "differences": []}
+    return {
+        "shares": _shares(reports, names),
+        "moved": _moved(reports, names),
+        "differences": _differences(reports),
+    }
 
 
 def _side(session: Session, version: Version) -> Side:
@@ -66,7 +75,7 @@ def _side(session: Session, version: Version) -> Side:
     return Side(
         version=show_version(version),
         source=source.name if source else None,
-        report=read_report(session, version.job_id, Report) or Report(),
+        report=read_report(session, version.job_id),
     )
 
 
@@ -77,9 +86,9 @@ def _changes(values: Sequence[Mapping[str, float | None]]) -> list[tuple[str, Me
     return sorted(both, key=lambda row: -abs(row[1].change or 0.0))[:MOST_ROWS]
 
 
-def _shares(reports: Sequence[Report], names: Mapping[str, str]) -> list[tuple[str, Measure]]:
+def _shares(reports: Sequence[FoldReport], names: Mapping[str, str]) -> list[tuple[str, Measure]]:
     """How much of all parameters each source gave, in order of arrival."""
-    before, after = (report.totals() for report in reports)
+    before, after = (report.given() for report in reports)
     known = [key for key in names if key in before or key in after]
     unknown = [key for key in {**before, **after} if key not in names]
     return [
@@ -88,7 +97,7 @@ def _shares(reports: Sequence[Report], names: Mapping[str, str]) -> list[tuple[s
     ]
 
 
-def _moved(reports: Sequence[Report], names: Mapping[str, str]) -> list[tuple[str, str, str]]:
+def _moved(reports: Sequence[FoldReport], names: Mapping[str, str]) -> list[tuple[str, str, str]]:
     """Layers whose largest part came from another source: which, from whom, to whom."""
     before, after = (_main_sources(report) for report in reports)
     moved = {
@@ -102,12 +111,12 @@ def _moved(reports: Sequence[Report], names: Mapping[str, str]) -> list[tuple[st
     ]
 
 
-def _main_sources(report: Report) -> dict[str, str]:
+def _main_sources(report: FoldReport) -> dict[str, str]:
     owned = {name: owners for name, owners in report.provenance.shares.items() if owners}
     return {name: max(owners, key=owners.__getitem__) for name, owners in owned.items()}
 
 
-def _differences(reports: Sequence[Report]) -> list[tuple[str, Any, Any]]:
+def _differences(reports: Sequence[FoldReport]) -> list[tuple[str, Any, Any]]:
     """The merge parameters that differ."""
     before, after = (flat(report.config) for report in reports)
     return [

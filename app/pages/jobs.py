@@ -12,10 +12,11 @@ from app.fields import Cursor, Id, RefFilter
 from app.pages.measured import STAGE_NAMES, measured
 from app.pages.origins import origins
 from app.pages.rendering import PageDep
-from app.pages.reports import Report, read_report, source_names
+from app.pages.reports import read_report, source_names
 from app.schemas import JobRead
 from app.service import ServiceDep
 from app.show import show_job
+from grasp_core.methods import METHODS
 from registry.blobs.damage import find_holds
 from registry.jobs.states import ACTIVE, JobStatus
 from registry.lookup import find, find_named, list_page
@@ -112,17 +113,26 @@ def show_job_page(job: Id, service: ServiceDep, page: PageDep) -> HTMLResponse:
     with service.database.read() as session:
         row = find(session, Job, page.caller.owner, job)
         model = session.get(Model, row.model_id) if row.model_id else None
-        report = read_report(session, row.id, Report) if model else None
+        report = read_report(session, row.id) if model else None
         waits = model is not None and row.status == "queued"
         return page.show(
             "job.html",
             task=tasks(session, [row])[0],
-            stages=STAGES[row.kind],
+            stages=_stages(row, model),
             ahead=_ahead(session, row),
             held=find_holds(session, [model]).get(model.id) if waits and model else None,
             measured=measured(report, model.classes or ()) if report and model else None,
             origins=origins(report, source_names(session, model.id)) if report and model else None,
         )
+
+
+def _stages(job: Job, model: Model | None) -> Mapping[str, str]:
+    """What it goes through, by name, with words for each; of a fold, what the method does."""
+    words = STAGES[job.kind]
+    method = METHODS.get(model.merge["method"]) if model and words is FOLD else None
+    if method is None:
+        return words
+    return {"decode": words["decode"]} | {s.name: s.title for s in method.all_stages}
 
 
 def _ahead(session: Session, job: Job) -> int:

@@ -12,6 +12,7 @@ from app.charts import Series, line_chart, shade
 from app.pages.words import percent
 from app.schemas import VersionRead
 from app.show import show_version
+from grasp_core.report import Figures
 from registry.blobs.damage import find_version_problems
 from registry.tables import Model, ProblemKind, Source, Version
 
@@ -37,22 +38,17 @@ class Entry:
         return self.version.number
 
 
-def accuracy(metrics: Mapping[str, Any], split: str, moment: str = "after") -> float | None:
-    """From the metrics of a version or an ended job; None where it was not measured."""
-    found = _split(metrics, split, moment).get("accuracy")
-    return found if isinstance(found, int | float) else None
+def accuracy(metrics: Mapping[str, Any], split: str) -> float | None:
+    """From the metrics of a version; None where it was not measured."""
+    after = Figures.model_validate(metrics).after
+    found: float | None = getattr(after, split).accuracy if after else None
+    return found
 
 
 def per_class(metrics: Mapping[str, Any]) -> Mapping[str, float | None]:
     """Validation accuracy of each class."""
-    found = _split(metrics, "val", "after").get("per_class")
-    return found if isinstance(found, Mapping) else {}
-
-
-def _split(metrics: Mapping[str, Any], split: str, moment: str) -> Mapping[str, Any]:
-    splits = metrics.get(moment)
-    found = splits.get(split) if isinstance(splits, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
+    after = Figures.model_validate(metrics).after
+    return after.val.per_class if after else {}
 
 
 def load_lineage(session: Session, model: Model) -> list[Entry]:

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from app.charts import Aligned, Series, alignment_chart, bar, line_chart, shade
-from app.pages.reports import After, Before, Metrics, Report
+from app.charts import Scored, Series, bar, line_chart, score_chart, shade
 from app.pages.words import decimal, percent
+from grasp_core.methods import METHODS, all_stages
+from grasp_core.report import FoldReport, Metrics, SplitMetrics
 
 MEASURES: tuple[tuple[str, str], ...] = (
     ("accuracy", "Accuracy"),
@@ -16,17 +17,7 @@ MEASURES: tuple[tuple[str, str], ...] = (
     ("recall", "Recall"),
     ("auroc", "AUROC"),
 )
-STAGE_NAMES = {
-    "load": "Load",
-    "baseline": "Evaluate before",
-    "target_gradients": "Gradients of the merged model",
-    "source_gradients": "Gradients of the source",
-    "transfer": "Transfer",
-    "recalibrate": "Recalibrate statistics",
-    "refine": "Refine",
-    "evaluate": "Evaluate after",
-    "publish": "Publish",
-}
+STAGE_NAMES = {stage.name: stage.title for stage in all_stages()}
 MOST_CLASSES = 20  # in a confusion matrix
 MOST_PAIRS = 15
 
@@ -61,6 +52,16 @@ class Confusion:
 
 
 @dataclass(frozen=True)
+class Scores:
+    """What the method measured of every parameter, and chose by."""
+
+    name: str
+    meaning: str
+    chart: Markup
+    parameters: Sequence[Scored]
+
+
+@dataclass(frozen=True)
 class StageRow:
     name: str
     seconds: float
@@ -72,12 +73,11 @@ class StageRow:
 class Measured:
     """All that a page shows of a report."""
 
-    report: Report
+    report: FoldReport
     val: Measure  # accuracy
     test: Measure
     measures: Sequence[tuple[str, Measure, Measure]]  # name, on validation, on test
-    alignment: Markup | None
-    parameters: Sequence[Aligned]
+    scores: Scores | None
     confusions: Mapping[str, Confusion]  # by split
     loss: Markup | None
     refinement: Markup | None
@@ -92,13 +92,11 @@ class Measured:
         return max((stage.peak_bytes for stage in self.stages), default=0)
 
 
-def measured(report: Report, classes: Sequence[str]) -> Measured:
-    before = report.metrics.before or Before()
-    after = report.metrics.after or After()
-    aligned = _aligned(report)
+def measured(report: FoldReport, classes: Sequence[str]) -> Measured:
+    moments = (report.metrics.before, report.metrics.after)
 
     def measure(split: str, name: str) -> Measure:
-        return Measure(*(getattr(getattr(m, split), name) for m in (before, after)))
+        return Measure(*(_figure(moment, split, name) for moment in moments))
 
     return Measured(
         report=report,
@@ -109,29 +107,39 @@ def measured(report: Report, classes: Sequence[str]) -> Measured:
             for name, words in MEASURES
             if report.metrics.after
         ],
-        alignment=alignment_chart(aligned, report.tau) if _compared(report) else None,
-        parameters=aligned,
-        confusions=_confusions({"test": after.test, "validation": after.val}, classes),
+        scores=_scores(report),
+        confusions=_confusions(report.metrics.after, classes),
         loss=_loss(report),
         refinement=_refinement(report),
         stages=_stages(report),
     )
 
 
-def _compared(report: Report) -> bool:
-    """Not the first source, which all of the model was taken from."""
-    return report.tau is not None and any(p.alignment is not None for p in report.parameters)
+def _figure(metrics: SplitMetrics | None, split: str, name: str) -> float | None:
+    found: float | None = getattr(getattr(metrics, split), name) if metrics else None
+    return found
 
 
-def _aligned(report: Report) -> list[Aligned]:
-    return [
-        Aligned(p.name, p.size, p.alignment, float(p.transferred))
+def _scores(report: FoldReport) -> Scores | None:
+    """None of the first source, which is compared with nothing, and of methods without scores."""
+    scored = [
+        Scored(p.name, p.size, p.score, float(p.transferred))
         for p in report.parameters
-        if p.alignment is not None
+        if p.score is not None
     ]
+    if not scored:
+        return None
+    method = METHODS.get(report.method)
+    told = method.score if method else None
+    threshold = report.details.get(told.threshold) if told and told.threshold else None
+    line = float(threshold) if isinstance(threshold, int | float) else None
+    name = told.name if told else "score"
+    chart = score_chart(name, scored, line, told.symbol if told else "")
+    return Scores(name, told.meaning if told else "", chart, scored)
 
 
-def _confusions(splits: Mapping[str, Metrics], classes: Sequence[str]) -> dict[str, Confusion]:
+def _confusions(after: SplitMetrics | None, classes: Sequence[str]) -> dict[str, Confusion]:
+    splits: dict[str, Metrics] = {"test": after.test, "validation": after.val} if after else {}
     return {
         name: _confusion(found.confusion_matrix, classes)
         for name, found in splits.items()
@@ -161,7 +169,7 @@ def _cell(count: int, row: Sequence[int], right: bool) -> Cell:
     return Cell(count, shade(share, "good") if right else shade(3 * share, "bad"))
 
 
-def _loss(report: Report) -> Markup | None:
+def _loss(report: FoldReport) -> Markup | None:
     if not report.history:
         return None
     losses = Series("training loss", [epoch.train_loss for epoch in report.history], 6)
@@ -169,7 +177,7 @@ def _loss(report: Report) -> Markup | None:
     return line_chart("Training loss of each epoch", "epoch", at, [losses], show=decimal)
 
 
-def _refinement(report: Report) -> Markup | None:
+def _refinement(report: FoldReport) -> Markup | None:
     """Epoch 0 is the model as it was before the fold."""
     if not report.history:
         return None
@@ -183,7 +191,7 @@ def _refinement(report: Report) -> Markup | None:
     return line_chart(title, "epoch", at, [line], show=percent, shares=True, hollow=others)
 
 
-def _stages(report: Report) -> list[StageRow]:
+def _stages(report: FoldReport) -> list[StageRow]:
     longest = max((stage.seconds for stage in report.stages), default=0.0) or 1.0
     return [
         StageRow(

@@ -16,7 +16,7 @@ from app.pages.lineage import accuracy, accuracy_chart, class_table, load_lineag
 from app.pages.origins import Origins, origins
 from app.pages.parameters import fields
 from app.pages.rendering import PageDep
-from app.pages.reports import Ancestry, read_report, source_names
+from app.pages.reports import read_report, source_names
 from app.pages.words import percent
 from app.schemas import JobRead, ModelRead, SourceRead
 from app.service import ServiceDep
@@ -146,7 +146,7 @@ def show_model_page(model: Reference, service: ServiceDep, page: PageDep) -> HTM
 
 def _newest_origins(session: Session, model: Model) -> Origins | None:
     newest = session.get(Version, (model.id, model.version)) if model.version else None
-    report = read_report(session, newest.job_id, Ancestry) if newest else None
+    report = read_report(session, newest.job_id) if newest else None
     return origins(report, source_names(session, model.id)) if report else None
 
 

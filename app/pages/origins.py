@@ -7,7 +7,7 @@ from markupsafe import Markup
 
 from app.charts import Contributor, contributors, layers, provenance_rows, share_bar
 from app.charts.provenance import OTHERS, Row
-from app.pages.reports import Ancestry
+from grasp_core.report import FoldReport
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,12 @@ class Origins:
         return {part.slot: part.name for part in self.legend}
 
 
-def origins(report: Ancestry, names: Mapping[str, str]) -> Origins | None:
+def origins(report: FoldReport, names: Mapping[str, str]) -> Origins | None:
     """None if the report does not tell. `names` are those of the sources, by sha256."""
     sizes = {p.name: p.size for p in report.parameters if p.name in report.provenance.shares}
     if not sizes:
         return None
-    found = contributors(report.totals(), names)
+    found = contributors(report.given(), names)
     legend = _legend(list(found.values()))
     slots = {key: part.slot for key, part in found.items()}
     drawn = layers(sizes, report.provenance.shares, slots)

@@ -7,8 +7,9 @@ from typing import Any
 
 from app.pages.reports import flat
 from grasp_core.config import FoldConfig
+from grasp_core.methods import METHODS
 
-ELSEWHERE = ("method", "device")  # there is one method, and the worker's device
+ELSEWHERE = ("device",)  # the worker's
 
 
 @dataclass(frozen=True)
@@ -21,14 +22,24 @@ class Field:
     meaning: str
 
 
-def fields(merge: FoldConfig) -> list[Field]:
+def fields(merge: FoldConfig | Mapping[str, Any]) -> list[Field]:
+    """The method and its own parameters first, then what all methods have."""
+    if not isinstance(merge, FoldConfig):  # of a method that is not installed: another can be set
+        return [_method(merge["method"])]
     values = flat(merge.model_dump(mode="json"))
-    schema = FoldConfig.model_json_schema()
-    return [
+    schema = type(merge).model_json_schema()
+    found = [
         Field(name, _text(values[name]), _choices(part), part.get("description", ""))
         for name, part in _leaves(schema, schema["$defs"])
-        if name not in ELSEWHERE
+        if name not in (*ELSEWHERE, "method")
     ]
+    found.sort(key=lambda field: field.name.partition(".")[0] in FoldConfig.model_fields)
+    return [_method(merge.method), *found]
+
+
+def _method(name: str) -> Field:
+    meaning = " ".join(f"{method.name}: {method.summary}" for method in METHODS.values())
+    return Field("method", name, list(dict.fromkeys([name, *METHODS])), meaning)
 
 
 def _leaves(

@@ -7,7 +7,7 @@ from app.fields import Number, Reference
 from app.pages.measured import measured
 from app.pages.origins import origins
 from app.pages.rendering import PageDep
-from app.pages.reports import Report, flat, read_report, source_names
+from app.pages.reports import flat, read_report, source_names
 from app.service import ServiceDep
 from app.show import show_model, show_version
 from registry.blobs.damage import find_failure, find_version_problems, version_inputs
@@ -25,7 +25,7 @@ def show_version_page(
     with service.database.read() as session:
         row = find_named(session, Model, page.caller.owner, model)
         version = find_version(session, row, number)
-        report = read_report(session, version.job_id, Report) or Report()
+        report = read_report(session, version.job_id)
         source = session.get(Source, version.source_id) if version.source_id else None
         problem = find_version_problems(session, [version]).get(version.number)
         return page.show(
@@ -34,8 +34,8 @@ def show_version_page(
             version=show_version(version, problem),
             bad=find_failure(session, version_inputs(row, version).values()),
             source=source.name if source else None,
-            measured=measured(report, row.classes or ()),
-            environment=flat(report.environment),
-            parameters=flat(report.config),
-            origins=origins(report, source_names(session, row.id)),
+            measured=measured(report, row.classes or ()) if report else None,
+            environment=flat(report.environment.model_dump()) if report else {},
+            parameters=flat(report.config) if report else {},
+            origins=origins(report, source_names(session, row.id)) if report else None,
         )

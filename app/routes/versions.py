@@ -17,6 +17,7 @@ from app.openapi import BINARY, CONDITIONS, REPORT, body_of, problems
 from app.schemas import Contribution, Page, ParameterOrigin, ProvenanceRead, Rollback, VersionRead
 from app.service import Service, ServiceDep
 from app.show import show_version
+from grasp_core.provenance import Provenance
 from registry.blobs.base import BlobDamaged, BlobMissing
 from registry.blobs.damage import (
     find_problems,
@@ -178,12 +179,9 @@ def get_provenance(
         report = json.loads(_report(session, version))
         query = select(Source).where(Source.model_id == version.model_id)
         names = {source.sha256: source for source in session.scalars(query)}
-    shares: dict[str, dict[str, float]] = report["provenance"]["shares"]
+    provenance = Provenance.model_validate(report["provenance"])
     sizes = {p["name"]: p["size"] for p in report["parameters"]}
-    parameters = [
-        ParameterOrigin(name=name, size=sizes[name], shares=owners)
-        for name, owners in shares.items()
-    ]
+    given = provenance.totals(sizes)
     return ProvenanceRead(
         version=number,
         sources=[
@@ -193,9 +191,12 @@ def get_provenance(
                 name=names[sha256].name if sha256 in names else None,
                 share=share,
             )
-            for sha256, share in _totals(parameters).items()
+            for sha256, share in sorted(given.items(), key=lambda item: -item[1])
         ],
-        parameters=parameters,
+        parameters=[
+            ParameterOrigin(name=name, size=sizes[name], shares=owners)
+            for name, owners in provenance.shares.items()
+        ],
     )
 
 
@@ -350,13 +351,3 @@ def _report(session: Session, version: Version) -> str:
     if report is None:
         raise NotFound(f"version {version.number} has no report")
     return report
-
-
-def _totals(parameters: list[ParameterOrigin]) -> dict[str, float]:
-    """Each source's share of all parameters, largest first."""
-    whole = sum(parameter.size for parameter in parameters)
-    given: dict[str, float] = {}
-    for parameter in parameters:
-        for sha256, share in parameter.shares.items():
-            given[sha256] = given.get(sha256, 0.0) + share * parameter.size / whole
-    return dict(sorted(given.items(), key=lambda item: -item[1]))

@@ -26,7 +26,7 @@ from grasp_cli.demo.digits import ANCESTOR, CLASSES, DECADES, SIDE, TODAY, Digit
 from grasp_core import (
     Checkpoint,
     CheckpointInfo,
-    FoldConfig,
+    GraspConfig,
     ModelSpec,
     Progress,
     Runtime,
@@ -46,7 +46,7 @@ SPEC = ModelSpec(
     preprocessing={"image_size": SIDE},
 )
 BATCH = 32
-CPU = FoldConfig(device="cpu")  # so small a model is not faster elsewhere
+CPU = GraspConfig(device="cpu")  # so small a model is not faster elsewhere
 UPRIGHT: Augmentation = {"flip": False}  # a mirrored digit is none
 OnBatch = Callable[[float, float], None]  # the share that is done, and the loss
 
@@ -130,7 +130,7 @@ class Experiment:
     def fine_tune(self, weights: Path, folds: int, progress: OnBatch) -> float:
         """What the target alone makes of a model: its test accuracy after as many epochs as so
         many folds have."""
-        config = FoldConfig.model_validate(self.merge)
+        config = GraspConfig.model_validate(self.merge)
         refine = config.refine.model_copy(update={"epochs": folds * self.sizes.refine_epochs})
 
         def show(step: Progress) -> None:

@@ -10,6 +10,9 @@ https://arxiv.org/abs/2606.14900
     4. transfer           θ[j] ← λ θk[j] + (1 - λ) θ[j]  where a[j] > τ
     5. refinement         fine-tune θ on the target
 
+Stage 5 is the same for all methods, and not here; the first source becomes the model, since
+Algorithm 1 with k = 1 aligns it with itself.
+
 θ and θk take turns in one module, as views of their files; g is kept once, and each gk[j] is
 compared and freed as the backward pass produces it. So stages 1 to 4 need one set of gradients (two
 with several batches) where two models with two sets of gradients would be the naive way.
@@ -18,123 +21,193 @@ with several batches) where two models with two sets of gradients would be the n
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-from torch import Tensor
+from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, field_validator
 
-from grasp_core.alignment import align, auto_threshold, blended
-from grasp_core.architectures import load_weights
-from grasp_core.config import FoldConfig
-from grasp_core.gradients import stream_gradients
-from grasp_core.norms import follow_transfer, recalibrate
-from grasp_core.refinement import Refined, RefineState, refine
-from grasp_core.workbench import Merge, ParameterReport, Workbench
+from grasp_core.config import FoldConfig, Fraction
+from grasp_core.methods.declaration import Advice, Method, Needs, Score, Stage
 
-Tensors = dict[str, Tensor]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from grasp_core.methods.declaration import State
+    from grasp_core.report import ParameterReport
+    from grasp_core.workbench import Merge, Workbench
+
+    Tensors = dict[str, Tensor]
+
+Granularity = Literal["tensor", "channel", "element"]
+Mode = Literal["train", "eval"]
+
+PRESETS: dict[str, dict[str, Any]] = {
+    # The authors' released code: the source in eval mode, the merged model in train mode (whose
+    # running statistics drift on the way and are never transferred), one batch, hard copies.
+    "paper": {
+        "tau": 0.3,
+        "granularity": "tensor",
+        "blend": 1.0,
+        "alignment_batches": 1,
+        "alignment_batch_size": 32,
+        "merged_mode": "train",
+        "source_mode": "eval",
+        "norm_stats": "keep",
+        "epsilon": 1e-8,
+    },
+}
 
 
-def grasp(bench: Workbench) -> Refined:
-    """Fold the source into the merged model; the result is left in the module."""
-    interrupted = RefineState.load(bench)
-    if interrupted is not None:
-        bench.recorder.recall(interrupted.stages)
-        return refine(bench, interrupted.merge, interrupted)
-    if bench.merged is None:
-        return refine(bench, adopt(bench))
+class GraspConfig(FoldConfig):
+    """Copies the parameters whose gradients agree. The defaults are what measured best."""
+
+    presets = PRESETS
+
+    method: Literal["grasp"] = "grasp"
+    preset: Literal["paper"] | None = Field(
+        None, description="Start from a named set of values; what is given explicitly wins."
+    )
+    tau: Fraction | Literal["auto"] = Field(
+        "auto",
+        description="Transfer where alignment is above this; auto: where the alignments part best,"
+        " at most 0.3.",
+    )
+    granularity: Granularity = Field("tensor", description="What is compared and copied as one.")
+    blend: Fraction = Field(
+        1.0, description="λ: aligned parameters become λ·source + (1 - λ)·merged."
+    )
+    merged_mode: Mode = Field("eval", description="Mode in which the merged model is compared.")
+    source_mode: Mode = Field("eval", description="Mode in which the source is compared.")
+    norm_stats: Literal["keep", "follow", "recalibrate"] = Field(  # type: ignore[assignment]
+        "recalibrate",
+        description="Batch-norm statistics: keep the merged ones; follow the transferred layers;"
+        " or recalibrate them on the target after the transfer.",
+    )
+    epsilon: float = Field(0.0, ge=0.0, description="Added to the cosine's denominator.")
+
+    @field_validator("tau", mode="wrap")
+    @classmethod
+    def _number_or_auto(cls, value: object, validate: ValidatorFunctionWrapHandler) -> object:
+        """One message, instead of one for each kind that it could have been."""
+        try:
+            return validate(value)
+        except ValidationError as error:
+            raise ValueError("must be a number from 0 to 1, or auto") from error
+
+
+def merge(bench: Workbench, parameters: GraspConfig, state: State | None) -> Merge:
+    """Stages 1 to 4, with stage 3 inside stage 2; the result is left in the module."""
+    del state  # it remembers nothing: θ is all there is
+    assert bench.merged is not None  # noqa: S101 - it needs several sources
     with bench.recorder.stage("target_gradients"):
-        g, statistics = target_gradients(bench, bench.merged)
+        g, statistics = target_gradients(bench, bench.merged, parameters)
     with bench.recorder.stage("source_gradients"):
-        scores = source_gradients(bench, g)
+        scores = source_gradients(bench, g, parameters)
     with bench.recorder.stage("transfer"):
-        merge = transfer(bench, bench.merged, scores, statistics)
-    if bench.config.norm_stats == "recalibrate" and merge.share > 0:
-        with bench.recorder.stage("recalibrate"):
-            recalibrate(bench)
-    return refine(bench, merge)
+        return transfer(bench, bench.merged, scores, statistics, parameters)
 
 
-def adopt(bench: Workbench) -> Merge:
-    """The first source becomes the model: Algorithm 1 with k = 1 aligns it with itself."""
-    with bench.recorder.stage("transfer"):
-        own = {name: tensor.clone() for name, tensor in bench.source.items()}
-        load_weights(bench.model, own, bench.runtime.device)
-        everything = torch.ones((), dtype=torch.bool)
-        return Merge(
-            tau=0.0,
-            parameters=tuple(
-                _report(bench, name, parameter, torch.ones(()), everything)
-                for name, parameter in bench.model.named_parameters()
-            ),
-        )
-
-
-def target_gradients(bench: Workbench, merged: Mapping[str, Tensor]) -> tuple[Tensors, Tensors]:
+def target_gradients(
+    bench: Workbench, merged: Mapping[str, Tensor], parameters: GraspConfig
+) -> tuple[Tensors, Tensors]:
     """Stage 1. The gradients at θ, and the buffers as train mode, if asked for, has left them."""
-    load_weights(bench.model, merged, bench.runtime.device, exact=True)
-    bench.model.train(bench.config.merged_mode == "train")
+    from grasp_core.gradients import stream_gradients
+
+    bench.load(merged, exact=True)
+    bench.model.train(parameters.merged_mode == "train")
     g: Tensors = {}
     stream_gradients(bench, g.__setitem__)
     return g, {name: buffer.cpu().clone() for name, buffer in bench.model.named_buffers()}
 
 
-def source_gradients(bench: Workbench, g: Tensors) -> Tensors:
+def source_gradients(bench: Workbench, g: Tensors, parameters: GraspConfig) -> Tensors:
     """Stage 2, with stage 3 inside it: gradients are compared as they appear, and freed."""
-    load_weights(bench.model, bench.source, bench.runtime.device)
-    bench.model.train(bench.config.source_mode == "train")
+    from grasp_core.gradients import stream_gradients
+
+    bench.load(bench.source)
+    bench.model.train(parameters.source_mode == "train")
     scores: Tensors = {}
 
     def compare(name: str, gk: Tensor) -> None:
         if name in g:
             rows = bench.source.matched_rows(name)
-            scores[name] = alignment(gk, g.pop(name), rows, bench.config)
+            scores[name] = alignment(gk, g.pop(name), rows, parameters)
 
     known = bench.source.match.known()
     stream_gradients(bench, compare, None if known is None else known.to(bench.runtime.device))
     return scores
 
 
-def alignment(gk: Tensor, g: Tensor, rows: list[int] | None, config: FoldConfig) -> Tensor:
+def alignment(gk: Tensor, g: Tensor, rows: list[int] | None, parameters: GraspConfig) -> Tensor:
     """Stage 3. Only `rows` are compared: the source does not have the others."""
+    from grasp_core.alignment import align
+
     if rows is not None:
         gk, g = gk[rows], g[rows]
-    return align(gk, g, config.granularity, config.epsilon).cpu()
+    return align(gk, g, parameters.granularity, parameters.epsilon).cpu()
 
 
 def transfer(
-    bench: Workbench, merged: Mapping[str, Tensor], scores: Tensors, statistics: Tensors
+    bench: Workbench,
+    merged: Mapping[str, Tensor],
+    scores: Tensors,
+    statistics: Tensors,
+    parameters: GraspConfig,
 ) -> Merge:
     """Stage 4. Copy, or blend in, what agrees, and leave the result in the module."""
-    config = bench.config
-    tau = auto_threshold(scores.values()) if config.tau == "auto" else config.tau
+    import torch
+
+    from grasp_core.alignment import auto_threshold, blended, follow_transfer
+    from grasp_core.workbench import Merge
+
+    tau = auto_threshold(scores.values()) if parameters.tau == "auto" else parameters.tau
     weights = {name: statistics.get(name, merged[name]).clone() for name in merged}
     chosen: Tensors = {}
     reports = []
-    for name, parameter in bench.model.named_parameters():
+    for name, _ in bench.model.named_parameters():
         score = scores.get(name, torch.zeros(()))
         chosen[name] = score > tau
         if chosen[name].any():
             rows = bench.source.matched_rows(name)
             where = slice(None) if rows is None else rows
             weights[name][where] = blended(
-                weights[name][where], bench.source[name][where], chosen[name], config.blend
+                weights[name][where], bench.source[name][where], chosen[name], parameters.blend
             )
-        reports.append(_report(bench, name, parameter, score, chosen[name]))
-    if config.norm_stats == "follow":
-        follow_transfer(weights, bench.source, chosen, config.blend)
-    load_weights(bench.model, weights, bench.runtime.device)
-    return Merge(tau=tau, parameters=tuple(reports))
+        reports.append(_report(bench, name, score, chosen[name], parameters.blend))
+    if parameters.norm_stats == "follow":
+        follow_transfer(weights, bench.source, chosen, parameters.blend)
+    bench.load(weights)
+    return Merge(parameters=tuple(reports), details={"tau": tau})
 
 
 def _report(
-    bench: Workbench, name: str, parameter: Tensor, score: Tensor, chosen: Tensor
+    bench: Workbench, name: str, score: Tensor, chosen: Tensor, blend: float
 ) -> ParameterReport:
+    """Of channels and elements, the mean score, and the share of them that was chosen."""
     share = float(chosen.double().mean()) if chosen.numel() else 0.0
-    rows = bench.source.matched_rows(name)
-    if rows is not None:
-        share *= len(rows) / len(parameter)
-    return ParameterReport(
-        name=name,
-        size=parameter.numel(),
-        alignment=float(score.double().mean()) if score.numel() else 0.0,
-        transferred=bool(share) if share in (0.0, 1.0) else share,
-    )
+    mean = float(score.double().mean()) if score.numel() else 0.0
+    return bench.report(name, blend * share, mean)
+
+
+METHOD = Method(
+    name="grasp",
+    summary="Copies the parameters whose gradients agree with the target's.",
+    paper="https://arxiv.org/abs/2606.14900",
+    parameters=GraspConfig,
+    merge=merge,
+    needs=Needs(gradients=True, several_sources=True),
+    stages=(
+        Stage("target_gradients", "Gradients of the merged model"),
+        Stage("source_gradients", "Gradients of the source"),
+    ),
+    score=Score(
+        name="alignment",
+        meaning="Cosine between the gradients of source and merged model on target data. Above the"
+        " threshold τ, a parameter was taken from the source.",
+        threshold="tau",
+        symbol="τ",
+    ),
+    advice=Advice(
+        too_little="try more alignment_batches, both modes eval, or a lower tau",
+        too_much="try a higher tau, or a blend below 1",
+    ),
+)

@@ -1,16 +1,16 @@
 """What a worker has done since it started: kept in its row, and published by /metrics."""
 
 from bisect import bisect_left
-from typing import Literal, get_args
+from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from grasp_core.config import Stage
+from grasp_core.methods import all_stages
 
 Outcome = Literal["accepted", "rejected", "failed", "cancelled"]
 FoldKind = Literal["fold", "dry_run"]
 
-# The outermost are where a report warns that the alignment did not really choose.
+# The outermost are where a report warns that a method did not really choose.
 SHARES = (0.01, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.99)
 BUCKETS = len(SHARES) + 1
 # What attempts are most often lost to; published from the start, so that the first is seen to come.
@@ -55,7 +55,7 @@ class Totals(BaseModel):
     }
     rejections: dict[str, int] = {"accuracy": 0, "tensors": 0}  # of folds, by what was wrong
     failures: dict[str, int] = dict.fromkeys(COMMON_FAILURES, 0)  # of attempts, by code
-    stages: dict[str, Sum] = {name: Sum() for name in get_args(Stage)}  # seconds
+    stages: dict[str, Sum] = {stage.name: Sum() for stage in all_stages()}  # seconds
     transferred_share: Spread = Spread()
     resident_bytes: int = 0  # of the worker's own process
     child_peak_bytes: int = 0  # the most that a process of a job ever had

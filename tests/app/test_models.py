@@ -69,7 +69,7 @@ def test_initial_weights_are_the_first_source(world: World) -> None:
         ({"merge": {"tau": 2}}, 422, {"body.merge.tau"}),
         ({"merge": {"taau": 0.1}}, 422, {"body.merge.taau"}),
         ({"merge": {"device": "cuda"}}, 422, {"body.merge"}),
-        ({"merge": {"preset": ["paper"]}}, 422, {"body.merge"}),
+        ({"merge": {"preset": ["paper"]}}, 422, {"body.merge.preset"}),
         ({"classes": ["F", "F"]}, 422, {"body.classes"}),
         ({"classes": ["F", "M\x1b[31m"]}, 422, {"body.classes.1"}),
         ({"classes": ["F", "M\x85"]}, 422, {"body.classes.1"}),

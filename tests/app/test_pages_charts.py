@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from markupsafe import Markup
 
 from app.charts import (
-    Aligned,
+    Scored,
     Series,
-    alignment_chart,
     bar,
     contributors,
     layers,
     line_chart,
     provenance_rows,
+    score_chart,
     shade,
     share_bar,
     sparkline,
@@ -159,16 +159,16 @@ def test_a_sparkline_of_one_value_and_of_small_changes_is_no_cliff() -> None:
 # Alignment
 
 
-ALIGNED = [
-    Aligned("stem.weight", 9, 0.8, 1.0),
-    Aligned("blocks.0.conv.weight", 90, 0.2, 0.0),
-    Aligned("blocks.0.conv.bias", 3, -0.4, 0.0),
-    Aligned(f"blocks.1.{HOSTILE}", 30, 0.31, 0.5),
+SCORED = [
+    Scored("stem.weight", 9, 0.8, 1.0),
+    Scored("blocks.0.conv.weight", 90, 0.2, 0.0),
+    Scored("blocks.0.conv.bias", 3, -0.4, 0.0),
+    Scored(f"blocks.1.{HOSTILE}", 30, 0.31, 0.5),
 ]
 
 
 def test_what_was_transferred_stands_above_the_threshold() -> None:
-    root = parsed(alignment_chart(ALIGNED, tau=0.3))
+    root = parsed(score_chart("alignment", SCORED, 0.3, "τ"))
     threshold = next(n for n in classed(root, "threshold") if n.tag == "line")
     line = float(threshold.get("y1", ""))
 
@@ -183,7 +183,7 @@ def test_what_was_transferred_stands_above_the_threshold() -> None:
 
 
 def test_each_parameter_says_what_became_of_it() -> None:
-    root = parsed(alignment_chart(ALIGNED, tau=0.3))
+    root = parsed(score_chart("alignment", SCORED, 0.3, "τ"))
     assert titles(root)[1:] == [
         "stem.weight: alignment 0.800, transferred",
         "blocks.0.conv.weight: alignment 0.200, kept",
@@ -196,16 +196,16 @@ def test_each_parameter_says_what_became_of_it() -> None:
 
 
 def test_a_large_network_is_drawn_with_less() -> None:
-    many = [Aligned(f"blocks.{i}.weight", 1, 0.5, float(i % 2)) for i in range(2000)]
-    drawn = alignment_chart(many, tau=0.3)
+    many = [Scored(f"blocks.{i}.weight", 1, 0.5, float(i % 2)) for i in range(2000)]
+    drawn = score_chart("alignment", many, 0.3, "τ")
     stems = [path.get("d", "").count("M") for path in parsed(drawn).iter("path")]
     assert stems == [1000, 1000]
     assert len(drawn) < 60_000
 
 
-@pytest.mark.parametrize("alignment", [-1.0, -0.05, 0.0, 1.0])
-def test_every_alignment_lies_on_the_drawing(alignment: float) -> None:
-    root = parsed(alignment_chart([Aligned("a.weight", 1, alignment, 0.0)], tau=0.0))
+@pytest.mark.parametrize("score", [-7.0, -1.0, -0.05, 0.0, 1.0, 250.0])
+def test_every_score_lies_on_the_drawing(score: float) -> None:
+    root = parsed(score_chart("score", [Scored("a.weight", 1, score, 0.0)], 0.0, ""))
     (dot,) = root.iter("circle")
     _, _, _, height = map(float, root.get("viewBox", "").split())
     assert 0 <= float(dot.get("cy", "")) <= height

@@ -73,7 +73,7 @@ def test_merge_parameters_are_fields_for_those_who_may_change_them(
     outline = Outline(page(world, "/ui/models/merged"))
     assert {"data-merge": f"/models/{story.model}", "autocomplete": "off"} in outline.all("form")
     named = [tag for tag in (*outline.all("input"), *outline.all("select")) if "data-kept" in tag]
-    assert {tag["name"] for tag in named} == flat(merge).keys() - {"method", "device"}
+    assert {tag["name"] for tag in named} == flat(merge).keys() - {"device"}
     readers = page(world, "/ui/models/merged", headers=world.key("local", "read"))
     assert "data-merge" not in readers
     assert "<dt>refine.epochs</dt><dd>3</dd>" in readers
@@ -116,7 +116,7 @@ def test_warnings_are_shown(world: World) -> None:
     world.ready_model()
     world.post_source(checkpoint(1))
     lease = world.claim()
-    told = {"schema": 1, "warnings": ["only 0.01% of the parameters were transferred"]}
+    told = report() | {"warnings": ["only 0.01% of the parameters were transferred"]}
     with world.database.write() as session:
         record_trial(session, lease, FoldResult(None, json.dumps(told), {}, None), utc_now())
     text = page(world, f"/ui/jobs/{lease.job_id}")

@@ -17,15 +17,14 @@ from grasp_cli.main import cli
 from grasp_core import (
     Checkpoint,
     CheckpointInfo,
-    FoldConfig,
     FoldReport,
+    GraspConfig,
     ModelSpec,
     make_manifest,
     resolve_preprocessing,
     write_checkpoint,
 )
-from grasp_core.evaluation import Metrics
-from grasp_core.report import Environment, MetricsReport, SplitMetrics
+from grasp_core.report import Environment, Metrics, MetricsReport, SplitMetrics
 from registry.models import record_preparation
 from registry.tables import utc_now
 from registry.versions import FoldResult, publish
@@ -166,7 +165,7 @@ def report(sha256: str) -> FoldReport:
     return FoldReport(
         outcome="accepted",
         spec=SPEC,
-        config=FoldConfig(),
+        config=GraspConfig().model_dump(mode="json"),
         seed=0,
         version=1,
         parent=None,

@@ -18,7 +18,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 from grasp_cli.main import cli
-from grasp_core import Checkpoint, CheckpointInfo, FoldConfig, convert_checkpoint, write_checkpoint
+from grasp_core import Checkpoint, CheckpointInfo, GraspConfig, convert_checkpoint, write_checkpoint
 from grasp_core.files import sha256_file
 from grasp_core.operations import Folded, FoldSource, ValidateTarget
 from tests.processes import IGNORING_INTERRUPTS, running
@@ -81,7 +81,7 @@ def fold_as_the_worker(files: Path, folder: Path, sources: list[Path]) -> list[F
     for number, source in enumerate(sources, start=1):
         operation = FoldSource(
             spec=SPEC,
-            config=FoldConfig.model_validate(PARAMETERS | {"device": "cpu"}),
+            config=GraspConfig.model_validate(PARAMETERS | {"device": "cpu"}),
             version=number,
             source=source,
             source_sha256=sha256_file(source),
@@ -111,7 +111,11 @@ def test_it_ends_in_the_bytes_of_the_service(files: Path, tmp_path: Path, run: R
     assert result["sha256"] == second.sha256 == sha256_file(Path("out"))
     assert (result["path"], result["version"]) == ("out", 2)
     assert [source["status"] for source in result["sources"]] == ["accepted", "accepted"]
-    assert [source["metrics"] for source in result["sources"]] == [first.metrics, second.metrics]
+    told = [
+        {**source["metrics"], "transferred_share": source["transferred_share"]}
+        for source in result["sources"]
+    ]
+    assert told == [folded.metrics.model_dump() for folded in (first, second)]
     assert sorted(path.name for path in Path().iterdir()) == ["aside", "out"]
 
 

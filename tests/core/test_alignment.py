@@ -18,7 +18,7 @@ from grasp_core.alignment import (
     cosine,
     otsu_threshold,
 )
-from grasp_core.config import Granularity
+from grasp_core.methods.grasp import Granularity
 
 GRANULARITIES: tuple[Granularity, ...] = ("tensor", "channel", "element")
 SHAPES = hnp.array_shapes(min_dims=1, max_dims=4, max_side=5)

@@ -21,7 +21,9 @@ from grasp_core.checkpoints import (
     Lineage,
     open_sealed,
     write_checkpoint,
+    write_safetensors,
     write_sealed,
+    write_streamed,
 )
 from grasp_core.errors import CheckpointError
 from grasp_core.kinds.image.config import Preprocessing
@@ -342,3 +344,26 @@ def test_an_unsealed_file_is_refused(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "plain.safetensors", {"a": torch.zeros(2)}, INFO)
     with pytest.raises(CheckpointError, match="damaged"):
         open_sealed(tmp_path / "plain.safetensors")
+
+
+def test_what_is_computed_when_asked_for_is_written_like_the_rest(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    class Lazy(Mapping[str, Tensor]):
+        def __getitem__(self, name: str) -> Tensor:
+            asked.append(name)
+            return all_kinds()[name].clone()
+
+        def __iter__(self) -> Iterator[str]:
+            return iter(all_kinds())
+
+        def __len__(self) -> int:
+            return len(all_kinds())
+
+    about = {"some": "metadata"}
+    sha256 = write_streamed(tmp_path / "streamed", Lazy(), about)
+
+    assert asked == list(all_kinds())
+    assert write_safetensors(tmp_path / "whole", all_kinds(), about) == sha256
+    assert (tmp_path / "streamed").read_bytes() == (tmp_path / "whole").read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["streamed", "whole"]

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from grasp_core import BrokenExamples, CheckpointMismatch, FoldConfig, GraspError, ModelSpec
+from grasp_core import BrokenExamples, CheckpointMismatch, GraspConfig, GraspError, ModelSpec
 from grasp_core.kinds.image.config import Preprocessing
 from grasp_core.manifest import Mismatches
 
 
 def test_the_papers_preset_is_the_authors_code() -> None:
-    paper = FoldConfig(preset="paper")
+    paper = GraspConfig(preset="paper")
 
     assert (paper.merged_mode, paper.source_mode, paper.norm_stats) == ("train", "eval", "keep")
     assert (paper.alignment_batches, paper.alignment_batch_size) == (1, 32)
@@ -28,14 +28,14 @@ def test_the_papers_preset_is_the_authors_code() -> None:
 
 
 def test_what_is_given_wins_over_the_preset() -> None:
-    assert FoldConfig(preset="paper", tau=0.9).tau == 0.9
-    assert FoldConfig(preset="paper", tau=0.9).merged_mode == "train"
+    assert GraspConfig(preset="paper", tau=0.9).tau == 0.9
+    assert GraspConfig(preset="paper", tau=0.9).merged_mode == "train"
 
 
 def test_a_configuration_survives_json_with_its_preset() -> None:
-    config = FoldConfig(preset="paper", alignment_batches=4)
+    config = GraspConfig(preset="paper", alignment_batches=4)
 
-    assert FoldConfig.model_validate_json(config.model_dump_json()) == config
+    assert GraspConfig.model_validate_json(config.model_dump_json()) == config
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_a_configuration_survives_json_with_its_preset() -> None:
 )
 def test_nonsense_is_refused(values: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
-        FoldConfig.model_validate(values)
+        GraspConfig.model_validate(values)
 
 
 def test_class_names_must_differ() -> None:
@@ -112,4 +112,4 @@ def test_every_error_has_a_code_of_its_own() -> None:
 @pytest.mark.parametrize("preset", ["none", ["paper"], {"paper": 1}, 3])
 def test_what_is_no_preset_is_refused(preset: object) -> None:
     with pytest.raises(ValidationError, match="preset"):
-        FoldConfig.model_validate({"preset": preset})
+        GraspConfig.model_validate({"preset": preset})

@@ -14,8 +14,8 @@ from sklearn.datasets import load_digits
 from grasp_core import (
     Checkpoint,
     CheckpointInfo,
-    FoldConfig,
     FoldReport,
+    GraspConfig,
     ModelSpec,
     Task,
     export_folder,
@@ -31,7 +31,7 @@ SPEC = ModelSpec(
     classes=CLASSES,
     preprocessing=PreprocessingOverrides(image_size=32, crop_pct=1.0),
 )
-CONFIG = FoldConfig.model_validate(
+CONFIG = GraspConfig.model_validate(
     {
         "alignment_batches": 4,
         "refine": {"epochs": 2, "lr": 1e-3},

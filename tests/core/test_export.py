@@ -19,16 +19,15 @@ from grasp_core.checkpoints import (
     Lineage,
     write_checkpoint,
 )
-from grasp_core.config import FoldConfig
 from grasp_core.convert import convert_checkpoint
 from grasp_core.errors import CheckpointError, CheckpointMismatch, ConfigError
-from grasp_core.evaluation import Metrics
 from grasp_core.export import export_folder
 from grasp_core.kinds.image.architectures import resolve_preprocessing
 from grasp_core.kinds.image.config import Preprocessing, PreprocessingOverrides
 from grasp_core.kinds.image.export import crop_pct
+from grasp_core.methods.grasp import GraspConfig
 from grasp_core.provenance import Provenance
-from grasp_core.report import Environment, FoldReport, MetricsReport, SplitMetrics
+from grasp_core.report import Environment, FoldReport, Metrics, MetricsReport, SplitMetrics
 from grasp_core.spec import ModelSpec
 
 CLASSES = ("F", "señor | <b>", "猫")
@@ -324,7 +323,7 @@ def make_report(sha256: str | None, *, first: bool = False) -> FoldReport:
     return FoldReport(
         outcome="accepted",
         spec=ModelSpec(architecture="test_resnet", classes=CLASSES),
-        config=FoldConfig(),
+        config=GraspConfig().model_dump(mode="json"),
         seed=0,
         version=3,
         parent="a" * 64,

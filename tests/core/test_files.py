@@ -1,11 +1,12 @@
 """Files are either whole or not there."""
 
+import errno
 import hashlib
 from pathlib import Path
 
 import pytest
 
-from grasp_core.files import atomic_write, sha256_file
+from grasp_core.files import atomic_write, move_file, sha256_file
 
 
 def names(folder: Path) -> list[str]:
@@ -61,3 +62,24 @@ def test_sha256_is_that_of_the_bytes(tmp_path: Path) -> None:
     path.write_bytes(b"x" * 3_000_000)
 
     assert sha256_file(path) == hashlib.sha256(b"x" * 3_000_000).hexdigest()
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_file_can_be_moved_to_any_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, elsewhere: bool
+) -> None:
+    rename = Path.replace
+
+    def replace(path: Path, target: Path) -> Path:
+        if elsewhere and path.parent != target.parent:
+            raise OSError(errno.EXDEV, "Invalid cross-device link")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    (tmp_path / "file.bin").write_bytes(b"content")
+
+    move_file(tmp_path / "file.bin", tmp_path / "disk" / "moved.bin")
+
+    assert (tmp_path / "disk" / "moved.bin").read_bytes() == b"content"
+    assert names(tmp_path) == ["disk"]
+    assert names(tmp_path / "disk") == ["moved.bin"]

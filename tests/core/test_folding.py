@@ -83,7 +83,7 @@ def test_folding_a_source_into_itself_transfers_all_that_has_a_gradient(
     report = refold(merged, merged, tmp_path / "out.safetensors", task, norm_stats="keep")
 
     assert all(p.transferred is True for p in report.parameters)
-    assert all(p.alignment == pytest.approx(1.0) for p in report.parameters)
+    assert all(p.score == pytest.approx(1.0) for p in report.parameters)
     result = Checkpoint(tmp_path / "out.safetensors")
     assert all(torch.equal(result[name], Checkpoint(merged)[name]) for name in result)
     assert "all but replaced" in report.warnings[0]
@@ -107,7 +107,7 @@ def test_with_tau_one_nothing_is_transferred_and_nothing_changes(
 def middle(source: Path, merged: Path, task: ToyTask, tmp_path: Path) -> float:
     """A threshold that half of the parameters pass, whichever batches a fold draws."""
     report = refold(source, merged, tmp_path / "scored", task)
-    return median(p.alignment for p in report.parameters)
+    return median(p.score for p in report.parameters if p.score is not None)
 
 
 @pytest.mark.parametrize("blend", [1.0, 0.25])
@@ -136,7 +136,7 @@ def test_every_element_is_the_merged_one_or_the_combination(
         moved = result[p.name] != old[p.name]
         combination = new[p.name] if blend == 1 else blend * new[p.name] + (1 - blend) * old[p.name]
         assert torch.equal(result[p.name][moved], combination[moved])
-        assert moved.double().mean() == pytest.approx(float(p.transferred), abs=0.02)
+        assert blend * moved.double().mean() == pytest.approx(float(p.transferred), abs=0.02)
     assert 0 < report.transferred_share < 1  # type: ignore[operator]
 
 
@@ -361,10 +361,10 @@ def test_the_report_is_the_contract_in_json(
     report = refold(source, merged, tmp_path / "out.safetensors", task, refine={"epochs": 1})
 
     told = json.loads(report.to_json())
-    assert told["schema"] == 1
+    assert told["schema"] == 2
     assert 0 <= told["metrics"]["before"]["val"]["accuracy"] <= 1
     assert 0 <= told["metrics"]["after"]["test"]["accuracy"] <= 1
-    assert set(told["parameters"][0]) == {"name", "size", "alignment", "transferred"}
+    assert set(told["parameters"][0]) == {"name", "size", "score", "transferred"}
     assert [stage["name"] for stage in told["stages"]] == [
         "load",
         "baseline",

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from grasp_core.config import GateConfig
 from grasp_core.evaluation import Predictions, read_predictions
-from grasp_core.gate import Comparison, Verdict, find_bad_tensors, judge, root_mean_square
+from grasp_core.gate import find_bad_tensors, judge, root_mean_square
+from grasp_core.report import Comparison, Verdict
 
 GATE = GateConfig(max_drop=0.02)
 ALWAYS = GateConfig(max_drop=0.02, significance=1)  # every fall beyond max_drop counts

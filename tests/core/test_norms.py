@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from grasp_core import Checkpoint, ModelSpec, build_model, fold, load_weights
-from grasp_core.refinement import EpochRecord, Trainer
+from grasp_core.refinement import Trainer
+from grasp_core.report import EpochRecord
 from grasp_core.seeds import derive_seed
 from tests.core.toy import CLASSES, TINY, ToyTask, quick, refold, save, tiny_weights
 

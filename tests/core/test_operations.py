@@ -29,8 +29,20 @@ from grasp_core import (
     write_checkpoint,
 )
 from grasp_core.kinds.image.config import Preprocessing, PreprocessingOverrides
+from grasp_core.methods import METHODS, parse_config
 from grasp_core.operations import PrepareModel, ValidateTarget
-from tests.worker.digits import CLASSES, PER_CLASS, SPEC, Bench, Heard, write_target, write_weights
+from grasp_core.report import Figures
+from tests.core.shadow import SHADOW
+from tests.worker.digits import (
+    CLASSES,
+    CONFIG,
+    PER_CLASS,
+    SPEC,
+    Bench,
+    Heard,
+    write_target,
+    write_weights,
+)
 
 
 @pytest.fixture(scope="module")
@@ -243,15 +255,15 @@ def test_a_fold_tells_what_it_measured(bench: Bench) -> None:
     report = FoldReport.model_validate_json(folded.report)
     assert report.metrics.before is not None
     assert report.metrics.after is not None
-    assert folded.metrics == {
+    assert folded.metrics.model_dump() == {
         moment: {
             split: {"accuracy": found["accuracy"], "per_class": found["per_class_accuracy"]}
             for split, found in splits.items()
         }
         for moment, splits in report.metrics.model_dump().items()
-    }
+    } | {"transferred_share": report.transferred_share}
     assert (folded.outcome, folded.reason) == ("accepted", None)
-    assert folded.transferred_share == report.transferred_share
+    assert (folded.state_sha256, folded.state_size) == (None, None)
     content = operation.output.read_bytes()
     assert folded.sha256 == hashlib.sha256(content).hexdigest()
     assert folded.size == len(content)
@@ -260,6 +272,36 @@ def test_a_fold_tells_what_it_measured(bench: Bench) -> None:
     assert fractions == sorted(fractions)
     assert heard.stages[:3] == ["decode", "load", "baseline"]
     assert pickle.loads(pickle.dumps(operation)) == operation
+
+
+def test_a_fold_carries_base_and_state(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METHODS, "shadow", SHADOW)
+    values = CONFIG.model_dump(include={"refine", "gate", "device"}) | {"method": "shadow"}
+    first = replace(
+        bench.fold("remembered"),
+        config=parse_config(values),
+        base=bench.merged,
+        state_output=bench.root / "first.state",
+        merged=None,
+        version=1,
+    )
+    second = replace(
+        first,
+        merged=first.output,
+        state=first.state_output,
+        output=bench.root / "second",
+        state_output=bench.root / "second.state",
+        version=2,
+    )
+
+    for operation, count in ((first, 1), (second, 2)):
+        folded = operation.run(Heard())
+
+        assert operation.state_output is not None
+        content = operation.state_output.read_bytes()
+        assert folded.state_sha256 == hashlib.sha256(content).hexdigest()
+        assert folded.state_size == len(content)
+        assert int(Checkpoint(operation.state_output)["count"]) == count
 
 
 def test_a_stopped_fold_goes_on_where_it_was(bench: Bench) -> None:
@@ -284,8 +326,8 @@ def test_a_rejected_fold_has_a_reason_and_no_file(bench: Bench, tmp_path: Path) 
 
     assert folded.outcome == "rejected"
     assert folded.reason == "the source has values that are not finite in conv_stem.weight"
-    assert (folded.sha256, folded.size, folded.transferred_share) == (None, None, None)
-    assert folded.metrics == {"before": None, "after": None}
+    assert (folded.sha256, folded.size) == (None, None)
+    assert folded.metrics == Figures(before=None, after=None, transferred_share=None)
     assert not bench.fold("rejected").output.exists()
 
 

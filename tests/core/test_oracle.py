@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from grasp_core import Batch, Checkpoint, FoldConfig, ModelSpec, fold
+from grasp_core import Batch, Checkpoint, GraspConfig, ModelSpec, fold
 from tests.core.toy import CLASSES, ToyTask, nudged, save
 
 PAPER_ARCHITECTURES = ("mobilevit_xxs", "mobilevit_xs", "efficientnet_b1", "resnet50")
@@ -102,7 +102,7 @@ class OneBatch(ToyTask):
 def test_merged_tensors_equal_the_naive_ones_bit_for_bit(
     case: Case, naive: Naive, tau: float, tmp_path: Path
 ) -> None:
-    config = FoldConfig.model_validate({"preset": "paper", "tau": tau, "refine": {"epochs": 0}})
+    config = GraspConfig.model_validate({"preset": "paper", "tau": tau, "refine": {"epochs": 0}})
 
     report = fold(
         case.spec,
@@ -119,7 +119,7 @@ def test_merged_tensors_equal_the_naive_ones_bit_for_bit(
     assert set(result) == set(expected)
     different = [name for name in expected if not torch.equal(result[name], expected[name])]
     assert different == []
-    assert {p.name: p.alignment for p in report.parameters} == pytest.approx(naive.scores, abs=1e-5)
+    assert {p.name: p.score for p in report.parameters} == pytest.approx(naive.scores, abs=1e-5)
     assert {p.name: p.transferred for p in report.parameters} == {
         name: score > tau for name, score in naive.scores.items()
     }

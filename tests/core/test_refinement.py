@@ -1,4 +1,4 @@
-"""Stage 5 against a plain training loop, and its switches."""
+"""Refinement against a plain training loop, and its switches."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from grasp_core import Checkpoint, FoldConfig, Runtime, build_model, load_weights
+from grasp_core import Checkpoint, GraspConfig, Runtime, build_model, load_weights
 from grasp_core.heads import MatchedSource, match_classes
 from grasp_core.progress import Recorder
-from grasp_core.refinement import EpochRecord, RefineState, Trainer, refine
+from grasp_core.refinement import RefineState, Trainer, refine
+from grasp_core.report import EpochRecord, MergeReport
 from grasp_core.seeds import derive_seed
-from grasp_core.workbench import Merge, Workbench
+from grasp_core.workbench import Workbench
 from tests.core.toy import CLASSES, TINY, ToyTask, quick
 
 CPU = torch.device("cpu")
-NOTHING = Merge(tau=0.0, parameters=())
+NOTHING = MergeReport()
 
 
-def make_bench(weights: dict[str, Tensor], work_dir: Path, config: FoldConfig) -> Workbench:
+def make_bench(weights: dict[str, Tensor], work_dir: Path, config: GraspConfig) -> Workbench:
     model = build_model(TINY)
     load_weights(model, {name: tensor.clone() for name, tensor in weights.items()}, CPU)
     match = match_classes(CLASSES, CLASSES)
@@ -29,6 +30,7 @@ def make_bench(weights: dict[str, Tensor], work_dir: Path, config: FoldConfig) -
         model=model,
         merged=weights,
         source=MatchedSource(weights, weights, frozenset(), match),
+        base=None,
         task=ToyTask(),
         config=config,
         runtime=Runtime.choose(config),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from grasp_core import STOP, FoldConfig, FoldStopped, Progress, fold
+from grasp_core import STOP, FoldStopped, GraspConfig, Progress, fold
 from grasp_core.refinement import BEST_FILE, STATE_FILE
 from tests.bits import flip_a_bit
 from tests.core.toy import TINY, ToyTask, quick, save, tiny_weights
@@ -23,7 +23,7 @@ def run(
     merged: Path | None,
     source: Path,
     stop_after: int | None = None,
-    config: FoldConfig = CONFIG,
+    config: GraspConfig = CONFIG,
 ) -> str | None:
     """Fold, stopping in the epoch after `stop_after`; returns the version's sha256."""
 

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from grasp_core import (
     Batch,
     CheckpointInfo,
-    FoldConfig,
     FoldReport,
+    GraspConfig,
     ModelSpec,
     Task,
     fold,
@@ -116,14 +116,14 @@ def save(
     return path
 
 
-def quick(**values: object) -> FoldConfig:
+def quick(**values: object) -> GraspConfig:
     """A fold of a second: two batches to align on, no refinement unless asked for."""
     defaults: dict[str, object] = {
         "alignment_batches": 2,
         "alignment_batch_size": 16,
         "refine": {"epochs": 0},
     }
-    return FoldConfig.model_validate(defaults | values)
+    return GraspConfig.model_validate(defaults | values)
 
 
 def refold(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -12,13 +13,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from pydantic import ValidationError
 from safetensors.torch import load_file
 
 from grasp_core import Batch, fold
 from grasp_core.errors import TargetError
 from grasp_core.kinds.image import formats
 from grasp_core.kinds.image.config import Preprocessing
-from grasp_core.methods import METHODS
+from grasp_core.methods import METHODS, parse_config
 from scripts.markdown_code import blocks
 from tests.core.toy import CLASSES, TINY, ToyTask, nudged, quick, save, tiny_weights
 
@@ -34,6 +36,7 @@ def module_of(title: str) -> ModuleType:
     """What the page says is in this file."""
     (text,) = (block.text for block in blocks(PAGE.read_text()) if block.title == title)
     module = ModuleType(title.removesuffix(".py"))
+    sys.modules[module.__name__] = module  # where pydantic looks for what annotations name
     exec(compile(text, title, "exec"), module.__dict__)
     return module
 
@@ -47,30 +50,42 @@ def checkpoints(tmp_path: Path) -> tuple[Path, Path]:
     )
 
 
-def test_the_method_merges(
-    checkpoints: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(METHODS, "mean", module_of("mean.py").mean)
-    config = quick(gate={"max_drop": 1.0}).model_copy(update={"method": "mean"})
+@pytest.fixture
+def ema(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METHODS, "ema", module_of("ema.py").METHOD)
+
+
+@pytest.mark.usefixtures("ema")
+def test_the_method_merges(checkpoints: tuple[Path, Path], tmp_path: Path) -> None:
+    given = {"method": "ema", "weight": 0.25, "norm_stats": "keep", "gate": {"max_drop": 1.0}}
+    config = parse_config(given | {"refine": {"epochs": 0}})
     merged, source = checkpoints
 
     report = fold(TINY, source, ToyTask(), tmp_path / "v2", merged=merged, config=config)
 
     old, new, result = (load_file(path) for path in (merged, source, tmp_path / "v2"))
     assert report.accepted
-    assert report.transferred_share == pytest.approx(0.5)
+    assert report.transferred_share == pytest.approx(0.25)
     for name, tensor in result.items():
-        wanted = (old[name] + new[name]) / 2 if tensor.is_floating_point() else old[name]
+        wanted = (
+            old[name] + (new[name] - old[name]) / 4 if tensor.is_floating_point() else old[name]
+        )
         torch.testing.assert_close(tensor, wanted)
 
 
-def test_the_method_takes_a_first_source(
-    checkpoints: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(METHODS, "mean", module_of("mean.py").mean)
-    config = quick().model_copy(update={"method": "mean"})
+@pytest.mark.usefixtures("ema")
+def test_the_method_takes_a_first_source(checkpoints: tuple[Path, Path], tmp_path: Path) -> None:
+    config = parse_config({"method": "ema", "refine": {"epochs": 0}})
 
     assert fold(TINY, checkpoints[0], ToyTask(), tmp_path / "v1", config=config).accepted
+
+
+@pytest.mark.usefixtures("ema")
+def test_what_is_declared_is_checked() -> None:
+    with pytest.raises(ValidationError, match=r"(?s)tau.*ema has no such parameter.*of grasp"):
+        parse_config({"method": "ema", "tau": 0.3})
+    with pytest.raises(ValidationError, match="weight"):
+        parse_config({"method": "ema", "weight": 2})
 
 
 def test_the_task_can_be_folded(checkpoints: tuple[Path, Path], tmp_path: Path) -> None:

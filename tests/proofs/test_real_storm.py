@@ -18,7 +18,7 @@ from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
 
 from examples.digits import SPEC
-from grasp_core import FoldConfig, fold, open_task
+from grasp_core import GraspConfig, fold, open_task
 from registry.jobs.states import TERMINAL
 from registry.tables import Job
 from tests.proofs.cluster import Cluster
@@ -63,7 +63,7 @@ class Files:
     def replay(self, sources: Sequence[Path]) -> list[bytes]:
         """Every version of a model that folds these, in this order."""
         task = open_task(self.target, SPEC, cache_dir=self.folder / "cache")
-        config = FoldConfig.model_validate(MERGE | {"device": "cpu"})
+        config = GraspConfig.model_validate(MERGE | {"device": "cpu"})
         merged: Path | None = None
         versions = []
         for number, source in enumerate(sources, start=1):

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import pytest
 from sqlalchemy import make_url, text
 
-from grasp_core.config import FoldConfig
 from grasp_core.kinds.image.config import PreprocessingOverrides
+from grasp_core.methods.grasp import GraspConfig
 from registry import models, sources, targets, versions
 from registry.blobs.base import Blob
 from registry.database import Database
@@ -63,7 +63,7 @@ class World:
             "architecture": "mobilevit_xxs",
             "classes": ("F", "M"),
             "preprocessing": PreprocessingOverrides(),
-            "merge": FoldConfig(),
+            "merge": GraspConfig(),
             "keep_versions": None,
             "keep_sources": False,
         }

@@ -24,13 +24,13 @@ from grasp_core.operations import (
     Folded,
     FoldSource,
     Operation,
-    PerClass,
     Prepared,
     PrepareModel,
     ReportProgress,
     TargetSummary,
     ValidateTarget,
 )
+from grasp_core.report import Accuracies, Figures, SplitAccuracies
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -199,13 +199,12 @@ class FakeFold(FoldSource):
     def _write(self, merged: bytes, state: bytes | None, begun: int) -> Folded:
         with atomic_write(self.output) as file:
             file.write(merged)
-        per_class: PerClass = dict.fromkeys(CLASSES, 0.5)
-        each: dict[str, float | PerClass] = {"accuracy": 0.5, "per_class": per_class}
-        accuracies = {"val": each, "test": each}
+        each = Accuracies(accuracy=0.5, per_class=dict.fromkeys(CLASSES, 0.5))
+        accuracies = SplitAccuracies(val=each, test=each)
         return Folded(
             report=json.dumps(
                 {
-                    "schema": 1,
+                    "schema": 2,
                     "outcome": "accepted",
                     "begun_before": begun,
                     "stages": [{"name": "refine", "seconds": TICK_S, "peak_bytes": 1}],
@@ -215,8 +214,11 @@ class FakeFold(FoldSource):
             reason=None,
             sha256=hashlib.sha256(merged).hexdigest(),
             size=len(merged),
-            metrics={"before": accuracies if self.merged else None, "after": accuracies},
-            transferred_share=0.5,
+            metrics=Figures(
+                before=accuracies if self.merged else None,
+                after=accuracies,
+                transferred_share=0.5,
+            ),
             state_sha256=hashlib.sha256(state).hexdigest() if state else None,
             state_size=len(state) if state else None,
         )

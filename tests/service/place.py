@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 from sqlalchemy import func, select, update
 
-from grasp_core.config import FoldConfig
 from grasp_core.kinds.image.config import PreprocessingOverrides
+from grasp_core.methods.grasp import GraspConfig
 from registry import models, sources, targets
 from registry.blobs.base import Blob, BlobStore
 from registry.blobs.factory import open_store
@@ -57,7 +57,7 @@ class Place:
             "architecture": "fake",
             "classes": CLASSES,
             "preprocessing": PreprocessingOverrides(),
-            "merge": FoldConfig(),
+            "merge": GraspConfig(),
             "keep_versions": None,
             "keep_sources": False,
         }

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from grasp_core import CheckpointInfo, FoldConfig, ModelSpec
+from grasp_core import CheckpointInfo, GraspConfig, ModelSpec
 from grasp_core import write_checkpoint as write
 from grasp_core.data.formats import fingerprint_of, recognise
 from grasp_core.data.target import DEFAULT_LIMITS
@@ -30,7 +30,7 @@ SPEC = ModelSpec(
     preprocessing=PreprocessingOverrides(image_size=32, crop_pct=1.0),
 )
 EPOCHS = 4
-CONFIG = FoldConfig.model_validate(
+CONFIG = GraspConfig.model_validate(
     {
         "alignment_batches": 2,
         "refine": {"epochs": EPOCHS, "lr": 1e-3, "batch_size": 16},

@@ -1,4 +1,4 @@
-"""How well the gradients of source and merged model agree, parameter by parameter."""
+"""What a method measured of every parameter, and chose by."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,50 +17,54 @@ MOST_MARKS = 400
 
 
 @dataclass(frozen=True)
-class Aligned:
-    """One parameter tensor: its alignment, and how much of it was taken over."""
+class Scored:
+    """One parameter tensor: its score, and how much of it was taken over."""
 
     name: str
     size: int
-    alignment: float
+    score: float
     transferred: float
 
 
-def alignment_chart(parameters: Sequence[Aligned], tau: float | None) -> Markup:
-    """A stem for each parameter, in the order of the layers; τ is a line across."""
-    lowest = min((p.alignment for p in parameters), default=0.0)
-    low = next(mark for mark in (-0.1, -0.5, -1.0) if mark <= max(lowest, -1.0))
-    y = Scale(low, 1.0, HEIGHT - BOTTOM, TOP)
+def score_chart(
+    name: str, parameters: Sequence[Scored], threshold: float | None, symbol: str
+) -> Markup:
+    """A stem for each parameter, in the order of the layers; a threshold is a line across."""
+    shown = [0.0 if threshold is None else threshold, *(p.score for p in parameters)]
+    unit = max(1.0, *map(abs, shown))  # most scores lie between -1 and 1
+    low = next(mark for mark in (-0.1, -0.5, -1.0) if mark * unit <= min(shown))
+    y = Scale(low * unit, unit, HEIGHT - BOTTOM, TOP)
     x = Scale(-0.5, len(parameters) - 0.5, LEFT, WIDTH - RIGHT)
-    parts = [*_grid(y), *_blocks(parameters, x), *_stems(parameters, x, y)]
-    if tau is not None:
-        parts += _threshold(tau, y)
-    title = "Alignment of each parameter"
-    return drawing(WIDTH, HEIGHT, title, _told(parameters, tau), parts, class_="chart wide")
+    parts = [*_grid(y, unit), *_blocks(parameters, x), *_stems(name, parameters, x, y)]
+    if threshold is not None:
+        parts += _threshold(threshold, symbol, y)
+    title = f"{name.capitalize()} of each parameter"
+    told = _told(name, parameters, threshold)
+    return drawing(WIDTH, HEIGHT, title, told, parts, class_="chart wide")
 
 
-def _told(parameters: Sequence[Aligned], tau: float | None) -> str:
+def _told(name: str, parameters: Sequence[Scored], threshold: float | None) -> str:
     taken = sum(p.transferred > 0 for p in parameters)
-    above = f" with alignment above the threshold {tau:.3f}" if tau is not None else ""
+    above = f" with {name} above the threshold {threshold:.3f}" if threshold is not None else ""
     return f"{taken} of {len(parameters)} parameter tensors were transferred{above}"
 
 
-def _grid(y: Scale) -> list[Markup]:
+def _grid(y: Scale, unit: float) -> list[Markup]:
     parts = []
-    for mark in (-1.0, -0.5, 0.0, 0.5, 1.0):
+    for mark in (-unit, -unit / 2, 0.0, unit / 2, unit):
         if mark >= y.low:
             zero = " zero" if mark == 0 else ""
             place = y(mark)
             line = {"x1": LEFT, "x2": WIDTH - RIGHT, "y1": place, "y2": place}
             parts.append(element("line", class_=f"grid{zero}", **line))
-            label = f"{mark:g}".replace("-", "−")
+            label = f"{mark:.3g}".replace("-", "−")
             parts.append(
                 element("text", label, class_="tick", x=LEFT - 8, y=place + 4, text_anchor="end")
             )
     return parts
 
 
-def _blocks(parameters: Sequence[Aligned], x: Scale) -> list[Markup]:
+def _blocks(parameters: Sequence[Scored], x: Scale) -> list[Markup]:
     """Where each block begins, and its name where there is room for it."""
     parts, begin = [], 0
     for group in in_blocks(parameters, lambda p: p.name):
@@ -77,17 +81,17 @@ def _blocks(parameters: Sequence[Aligned], x: Scale) -> list[Markup]:
     return parts
 
 
-def _stems(parameters: Sequence[Aligned], x: Scale, y: Scale) -> list[Markup]:
+def _stems(name: str, parameters: Sequence[Scored], x: Scale, y: Scale) -> list[Markup]:
     if len(parameters) > MOST_MARKS:
         return _comb(parameters, x, y)
     radius = min(4.5, max(1.2, 0.4 * (x(1) - x(0))))
     parts = []
     for i, p in enumerate(parameters):
-        place, height = x(i), y(p.alignment)
+        place, height = x(i), y(p.score)
         parts.append(
             element(
                 "g",
-                element("title", _words(p)),
+                element("title", _words(name, p)),
                 element("line", x1=place, x2=place, y1=y(0), y2=height),
                 element("circle", cx=place, cy=height, r=radius),
                 class_=_kind(p),
@@ -96,27 +100,27 @@ def _stems(parameters: Sequence[Aligned], x: Scale, y: Scale) -> list[Markup]:
     return parts
 
 
-def _comb(parameters: Sequence[Aligned], x: Scale, y: Scale) -> list[Markup]:
+def _comb(parameters: Sequence[Scored], x: Scale, y: Scale) -> list[Markup]:
     """Stems alone, all of a kind in one path: marks would outweigh the rest of the page."""
     paths: dict[str, list[str]] = {"left": [], "taken": []}
     for i, p in enumerate(parameters):
-        paths[_kind(p)].append(f"M{number(x(i))} {number(y(0))}V{number(y(p.alignment))}")
+        paths[_kind(p)].append(f"M{number(x(i))} {number(y(0))}V{number(y(p.score))}")
     return [element("path", class_=kind, d="".join(parts)) for kind, parts in paths.items()]
 
 
-def _kind(parameter: Aligned) -> str:
+def _kind(parameter: Scored) -> str:
     return "taken" if parameter.transferred > 0 else "left"
 
 
-def _words(parameter: Aligned) -> str:
+def _words(name: str, parameter: Scored) -> str:
     share = parameter.transferred
     fate = "transferred" if share == 1 else f"{share:.0%} transferred" if share else "kept"
-    return f"{parameter.name}: alignment {parameter.alignment:.3f}, {fate}"
+    return f"{parameter.name}: {name} {parameter.score:.3f}, {fate}"
 
 
-def _threshold(tau: float, y: Scale) -> list[Markup]:
-    place = y(tau)
+def _threshold(threshold: float, symbol: str, y: Scale) -> list[Markup]:
+    place, label = y(threshold), f"{symbol} {threshold:.3f}".strip()
     return [
         element("line", class_="threshold", x1=LEFT, x2=WIDTH - RIGHT, y1=place, y2=place),
-        element("text", f"τ {tau:.3f}", class_="threshold", x=WIDTH - RIGHT + 5, y=place + 4),
+        element("text", label, class_="threshold", x=WIDTH - RIGHT + 5, y=place + 4),
     ]
