@@ -20,8 +20,8 @@ from sqlalchemy.orm import Session
 
 from app.metrics_requests import CONNECTIONS, RequestMetrics
 from registry import figures
+from registry.blobs.collection import sum_bytes
 from registry.blobs.damage import count_problems
-from registry.blobs.references import sum_bytes
 from registry.jobs.totals import SHARES, Totals
 from registry.jobs.workers import is_alive, list_workers
 from registry.process.settings import Settings

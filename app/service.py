@@ -9,9 +9,9 @@ from sqlalchemy.exc import DBAPIError
 
 from app.fetching.fetch import FetchPolicy
 from app.http.turns import Turns
+from registry.blobs import open_store
 from registry.blobs.base import BlobDamaged, BlobMissing, BlobStore
 from registry.blobs.damage import note_problem, problem_of
-from registry.blobs.factory import open_store
 from registry.blobs.integrity import Verifier
 from registry.database import Database
 from registry.jobs.bell import open_bell

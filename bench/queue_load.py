@@ -30,10 +30,10 @@ from sqlalchemy import event, insert, make_url, text
 
 from grasp_core.methods.grasp import GraspConfig
 from registry.blobs.base import Blob
-from registry.blobs.references import is_referenced
+from registry.blobs.collection import is_referenced
 from registry.database import Database
-from registry.ids import new_id
 from registry.jobs.queue import Lease, claim, hand_back, record_progress
+from registry.lookup import new_id
 from registry.sources import offer_source
 from registry.tables import Base, Job, Model, Queue, Source, Target
 from registry.versions import FoldResult, publish

@@ -153,9 +153,9 @@ def revoke_key(key: Annotated[str, typer.Argument(help="Its id, key_…")]) -> N
 @of_service
 def scrub_blobs() -> None:
     """Read every stored blob and name those that are damaged or missing; 1 if there are any."""
+    from registry.blobs import open_store
     from registry.blobs.base import StorageError
-    from registry.blobs.factory import open_store
-    from registry.blobs.scrub import scrub
+    from registry.blobs.damage import scrub
 
     bad = 0
     with opened_database() as database:

@@ -9,8 +9,8 @@ from sqlalchemy import and_, or_, select
 from sqlalchemy.orm import Session
 
 from registry.errors import NotFound
-from registry.ids import new_id
 from registry.jobs.transitions import change
+from registry.lookup import new_id
 from registry.tables import ApiKey, Scope
 
 SECRET_BYTES = 32  # so much chance that one round of SHA-256 is enough to hide it

@@ -1,15 +1,25 @@
-"""Finding rows: always by owner, so that a stranger's id is as good as none."""
+"""Ids and names of rows: made, kept apart, and looked up.
 
+Always by owner, so that a stranger's id is as good as none.
+"""
+
+import secrets
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from sqlalchemy import ColumnElement, or_, select
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from registry.errors import NotFound
+from registry.errors import NameTaken, NotFound
 from registry.tables import Job, Model, Source, Target, Upload
 
+Prefix = Literal["tgt", "mdl", "src", "job", "key", "wrk", "upl"]
+ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32: no i, l, o, u to misread
+TIME_BITS, RANDOM_BITS = 48, 80  # milliseconds until the year 10889; as in a ULID
+DIGITS = 26
 Named = TypeVar("Named", Target, Model)
 Row = TypeVar("Row", Target, Model, Source, Job, Upload)
 Item = TypeVar("Item")
@@ -21,6 +31,12 @@ WORDS: dict[type, str] = {
     Upload: "upload",
 }
 MAX_PAGE = 200
+
+
+def new_id(prefix: Prefix) -> str:
+    number = (time.time_ns() // 1_000_000) << RANDOM_BITS | secrets.randbits(RANDOM_BITS)
+    digits = (ALPHABET[number >> 5 * place & 31] for place in reversed(range(DIGITS)))
+    return f"{prefix}_{''.join(digits)}"
 
 
 @dataclass(frozen=True)
@@ -72,3 +88,37 @@ def _one(
             name=reference,
         )
     return row
+
+
+def require_free_name(
+    session: Session, table: type[Target] | type[Model], owner: str, name: str
+) -> None:
+    """Raise NameTaken before much is done for nothing; another may still be faster."""
+    if session.scalar(select(table.id).where(table.owner == owner, table.name == name)):
+        raise _taken(table, name)
+
+
+def add_named(session: Session, row: Target | Model) -> None:
+    """Store a new target or model. Raises NameTaken."""
+    session.add(row)
+    _flush_name(session, row)
+
+
+def rename(session: Session, row: Target | Model, name: str) -> None:
+    """Raises NameTaken."""
+    row.name = name
+    _flush_name(session, row)
+
+
+def _flush_name(session: Session, row: Target | Model) -> None:
+    table, name = type(row), row.name  # not to be asked for once the transaction is broken
+    try:
+        session.flush()
+    except IntegrityError as error:
+        raise _taken(table, name) from error
+
+
+def _taken(table: type[Target] | type[Model], name: str) -> NameTaken:
+    return NameTaken(
+        f"you have a {WORDS[table]} named {name!r} already", hint="choose another name"
+    )

@@ -11,10 +11,9 @@ from grasp_core.methods import METHODS, change_config
 from grasp_core.spec import ModelSpec
 from registry.blobs.base import Blob
 from registry.blobs.damage import forget_problems
-from registry.ids import new_id
 from registry.jobs.queue import Lease, close, drop_queue, enqueue, lock_queue, open_queue
 from registry.jobs.transitions import change
-from registry.naming import add_named
+from registry.lookup import add_named, new_id
 from registry.tables import DeviceClass, Job, Model, Target
 
 

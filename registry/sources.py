@@ -13,8 +13,8 @@ from registry.blobs.base import Blob
 from registry.blobs.damage import forget_problems
 from registry.blobs.safetensors_header import Header
 from registry.errors import Conflict
-from registry.ids import new_id
 from registry.jobs.queue import enqueue, lock_queue
+from registry.lookup import new_id
 from registry.tables import Job, Model, Source
 
 

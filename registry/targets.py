@@ -10,7 +10,6 @@ from sqlalchemy.orm import Session
 from registry.blobs.base import Blob
 from registry.blobs.damage import forget_problems
 from registry.errors import StillUsed
-from registry.ids import new_id
 from registry.jobs.queue import (
     Lease,
     close,
@@ -21,7 +20,7 @@ from registry.jobs.queue import (
     ring_waiting,
 )
 from registry.jobs.transitions import change
-from registry.naming import add_named
+from registry.lookup import add_named, new_id
 from registry.tables import Job, Model, Target
 
 

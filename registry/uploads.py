@@ -15,8 +15,8 @@ from sqlalchemy.orm import Session
 from registry.blobs.base import Blob, BlobStore, refuse_damaged, storage_errors
 from registry.blobs.damage import forget_problems
 from registry.errors import NotFound, OffsetMismatch, UploadUnfinished
-from registry.ids import new_id
 from registry.jobs.transitions import change
+from registry.lookup import new_id
 from registry.tables import Upload, UploadPart
 
 READ_BYTES = 2**20

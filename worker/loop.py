@@ -12,16 +12,16 @@ from sqlalchemy.exc import DBAPIError, InternalError, OperationalError, Programm
 
 from grasp_core.errors import DeviceError
 from registry.answers import forget_answers
+from registry.blobs import open_store
 from registry.blobs.base import BlobStore, StorageError
 from registry.blobs.collection import collect_blobs, collect_work
 from registry.blobs.damage import forget_unneeded
-from registry.blobs.factory import open_store
 from registry.blobs.integrity import Verifier
 from registry.database import Database, explain
-from registry.ids import new_id
 from registry.jobs.bell import open_bell
 from registry.jobs.queue import Lease, claim, ring_waiting
 from registry.jobs.workers import remove_worker, see_worker
+from registry.lookup import new_id
 from registry.process.home import open_home
 from registry.process.logs import RepeatedWarning, configure_logs, get_log
 from registry.process.settings import Settings

@@ -36,11 +36,10 @@ from registry.blobs.damage import find_holds
 from registry.errors import Unusable
 from registry.jobs.queue import lock_queue
 from registry.jobs.states import JobStatus, ModelStatus
-from registry.lookup import find_named, list_page
+from registry.lookup import find_named, list_page, rename, require_free_name
 from registry.models import changed_merge
 from registry.models import create_model as create_model_row
 from registry.models import delete_model as delete_model_row
-from registry.naming import rename, require_free_name
 from registry.sources import offer_source
 from registry.tables import Job, Model, Source, Target, Version, utc_now
 from registry.versions import prune

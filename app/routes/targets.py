@@ -37,8 +37,7 @@ from app.show import show_job, show_target
 from registry.blobs.base import Blob
 from registry.errors import Unusable
 from registry.jobs.states import TargetStatus
-from registry.lookup import find_named, list_page
-from registry.naming import require_free_name
+from registry.lookup import find_named, list_page, require_free_name
 from registry.tables import Target
 from registry.targets import create_target as create_target_row
 from registry.targets import delete_target as delete_target_row

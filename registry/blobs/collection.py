@@ -1,16 +1,129 @@
-"""Deleting what nothing refers to any more: blobs, and the work folders of ended jobs."""
+"""Who needs which blob, and deleting what nobody does; so, too, with folders of ended jobs."""
 
 import shutil
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from sqlalchemy import select
+from sqlalchemy import ColumnElement, Subquery, func, select, true, union_all
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from registry.blobs.base import BlobStore
-from registry.blobs.references import is_referenced, references
 from registry.database import Database
+from registry.jobs.queue import is_active
 from registry.jobs.states import ACTIVE
-from registry.tables import Job
+from registry.tables import Job, Model, Source, Target, UploadPart, Version
+
+MODEL_NAME = select(Model.name).where(Model.id == Version.model_id).scalar_subquery()
+
+
+class Reference(NamedTuple):
+    """Rows that need blobs, of one kind."""
+
+    kind: str  # as /metrics calls it
+    sha256: InstrumentedAttribute[Any]
+    size: ColumnElement[int] | InstrumentedAttribute[Any]
+    holds: ColumnElement[bool]  # for the rows that need their bytes
+    words: str  # what people call such a row, with its names to be filled in
+    names: tuple[ColumnElement[Any] | InstrumentedAttribute[Any], ...]
+    own: ColumnElement[bool] = true()  # False for rows whose bytes are those of another one
+
+
+REFERENCES = (
+    Reference(
+        kind="targets",
+        sha256=Target.sha256,
+        size=Target.size,
+        holds=Target.sha256.is_not(None),
+        words="target {}",
+        names=(Target.name,),
+    ),
+    Reference(
+        kind="versions",
+        sha256=Version.sha256,
+        size=Version.size,
+        holds=Version.pruned_at.is_(None),
+        words="version {} of {}",
+        names=(Version.number, MODEL_NAME),
+        own=Version.rollback_of.is_(None),
+    ),
+    Reference(
+        kind="states",
+        sha256=Version.state_sha256,
+        size=Version.state_size,
+        holds=Version.state_sha256.is_not(None) & Version.pruned_at.is_(None),
+        words="state of version {} of {}",
+        names=(Version.number, MODEL_NAME),
+        own=Version.rollback_of.is_(None),
+    ),
+    Reference(
+        kind="bases",
+        sha256=Model.base_sha256,
+        size=Model.base_size,
+        holds=Model.base_sha256.is_not(None),
+        words="base of {}",
+        names=(Model.name,),
+    ),
+    Reference(
+        kind="sources",
+        sha256=Source.sha256,
+        size=Source.size,
+        holds=Source.stored.expression,
+        words="source {}",
+        names=(Source.id,),
+    ),
+    Reference(
+        kind="candidates",
+        sha256=Job.candidate_sha256,
+        size=Job.candidate["size"].as_integer(),
+        holds=Job.candidate_sha256.is_not(None) & is_active(Job),
+        words="job {}",
+        names=(Job.id,),
+    ),
+    Reference(
+        kind="uploads",
+        sha256=UploadPart.sha256,
+        size=UploadPart.size,
+        holds=true(),
+        words="upload {}",
+        names=(UploadPart.upload_id,),
+    ),
+)
+
+
+def references() -> Subquery:
+    """The `sha256` of every blob that something needs, as often as it does."""
+    return union_all(
+        *(select(each.sha256.label("sha256")).where(each.holds) for each in REFERENCES)
+    ).subquery()
+
+
+def is_referenced(session: Session, sha256: str) -> bool:
+    """Whether a target, a version, a model, an unfolded source, a dry run or an upload needs it."""
+    needed = references()
+    found = select(needed).where(needed.c.sha256 == sha256).limit(1)
+    return session.execute(found).first() is not None
+
+
+def find_uses(session: Session) -> dict[str, list[str]]:
+    """By sha256, what needs these bytes, in words."""
+    uses: defaultdict[str, list[str]] = defaultdict(list)
+    for each in REFERENCES:
+        for sha256, *names in session.execute(select(each.sha256, *each.names).where(each.holds)):
+            uses[sha256].append(each.words.format(*names))
+    return dict(uses)
+
+
+def sum_bytes(session: Session) -> dict[str, int]:
+    """How many bytes each kind needs; those of a version that equals an older one are the older's.
+
+    A query for each, which an index of what it adds up answers.
+    """
+    sums = {
+        each.kind: select(func.sum(each.size)).where(each.holds, each.own) for each in REFERENCES
+    }
+    return {kind: int(session.scalar(query) or 0) for kind, query in sums.items()}
 
 
 def collect_blobs(database: Database, store: BlobStore, min_age: float) -> list[str]:

@@ -4,8 +4,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from registry.blobs.factory import open_store
-from registry.blobs.scrub import scrub
+from registry.blobs import open_store
+from registry.blobs.damage import scrub
 from tests.buckets import Bucket
 from tests.proofs.cluster import Cluster
 from tests.proofs.conftest import MakeCluster

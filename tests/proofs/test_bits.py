@@ -9,8 +9,8 @@ from typing import Any
 
 from sqlalchemy import delete
 
-from registry.blobs.factory import open_store
-from registry.blobs.scrub import scrub
+from registry.blobs import open_store
+from registry.blobs.damage import scrub
 from registry.tables import BlobProblem
 from tests.buckets import Bucket
 from tests.proofs.cluster import Cluster

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from registry import targets
 from registry.blobs import collection
+from registry.blobs.collection import is_referenced
 from registry.blobs.local import LocalBlobStore
-from registry.blobs.references import is_referenced
 from registry.models import delete_model
 from registry.tables import Model, Source
 from tests.registry.conftest import World, blob

@@ -16,9 +16,9 @@ from registry.blobs.damage import (
     forget_problems,
     forget_unneeded,
     note_problem,
+    scrub,
 )
 from registry.blobs.local import LocalBlobStore
-from registry.blobs.scrub import scrub
 from registry.tables import BlobProblem, Model, ProblemKind
 from registry.targets import create_target
 from tests.registry.conftest import START, World, blob

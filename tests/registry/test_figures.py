@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import update
 
 from registry import figures
-from registry.blobs.references import sum_bytes
+from registry.blobs.collection import sum_bytes
 from registry.jobs.queue import cancel
 from registry.tables import Job, Model, Target, Upload, UploadPart, Version
 from tests.registry.conftest import START, World, blob

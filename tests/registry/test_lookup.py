@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 
-from registry import ids, lookup
+from registry import lookup
 from registry.errors import NotFound
 from registry.tables import Job, Model, Source, Target
 from tests.registry.conftest import World
@@ -116,7 +116,7 @@ def test_conditions_narrow_a_list(world: World) -> None:
 
 
 def test_ids_are_unique_and_readable() -> None:
-    made = {ids.new_id("job") for _ in range(10_000)}
+    made = {lookup.new_id("job") for _ in range(10_000)}
 
     assert len(made) == 10_000
     assert all(re.fullmatch(r"job_[0-9a-hjkmnp-tv-z]{26}", id_) for id_ in made)
@@ -127,7 +127,7 @@ def test_ids_sort_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
     for moment in moments:
         monkeypatch.setattr(time, "time_ns", lambda moment=moment: moment * 1_000_000)
-        made.append(ids.new_id("mdl"))
+        made.append(lookup.new_id("mdl"))
 
     assert made == sorted(made)
     assert {len(id_) for id_ in made} == {30}

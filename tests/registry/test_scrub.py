@@ -12,11 +12,11 @@ import pytest
 from typer.testing import CliRunner
 
 from grasp_cli.main import cli
+from registry.blobs import open_store
 from registry.blobs.base import Blob, BlobDamaged
-from registry.blobs.factory import open_store
+from registry.blobs.collection import find_uses
+from registry.blobs.damage import scrub
 from registry.blobs.local import LocalBlobStore
-from registry.blobs.references import find_uses
-from registry.blobs.scrub import scrub
 from registry.database import Database
 from registry.process.settings import Settings
 from registry.targets import create_target

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from registry.blobs.factory import open_store
+from registry.blobs import open_store
 from registry.blobs.local import LocalBlobStore
 from registry.blobs.s3 import ObjectBlobStore
 from registry.process.settings import Settings

@@ -10,8 +10,8 @@ from sqlalchemy import func, select
 
 from registry import uploads
 from registry.blobs.base import BlobDamaged, BlobMissing
+from registry.blobs.collection import is_referenced
 from registry.blobs.local import LocalBlobStore
-from registry.blobs.references import is_referenced
 from registry.errors import NotFound, OffsetMismatch, UploadUnfinished
 from registry.tables import Upload, UploadPart
 from tests.registry.conftest import START, World, blob

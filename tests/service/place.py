@@ -13,8 +13,8 @@ from sqlalchemy import func, select, update
 from grasp_core.kinds.image.config import PreprocessingOverrides
 from grasp_core.methods.grasp import GraspConfig
 from registry import models, sources, targets
+from registry.blobs import open_store
 from registry.blobs.base import Blob, BlobStore
-from registry.blobs.factory import open_store
 from registry.database import Database
 from registry.jobs import queue
 from registry.jobs.states import JobStatus

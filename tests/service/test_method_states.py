@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from registry.blobs.collection import collect_blobs
-from registry.blobs.scrub import scrub
+from registry.blobs.damage import scrub
 from registry.tables import Model, utc_now
 from registry.versions import rollback
 from tests.service.fake_folds import checkpoint, remember, states

@@ -18,8 +18,8 @@ from typing import Any
 import httpx
 import pytest
 
-from registry.blobs.factory import open_store
-from registry.blobs.scrub import scrub
+from registry.blobs import open_store
+from registry.blobs.damage import scrub
 from registry.database import Database
 from registry.process.settings import Settings
 from tests.service.harness import none_left
