@@ -30,7 +30,7 @@ PER_MODEL = 1000
 TURNS = 20
 EACH = {"accuracy": 0.9123456, "per_class": {str(number): 0.9123456 for number in range(10)}}
 METRICS = {side: {"val": EACH, "test": EACH} for side in ("before", "after")}
-PARAMETER = {"name": "blocks.0.0.conv_pw.weight", "alignment": 0.1234567890123456, "size": 1000}
+PARAMETER = {"name": "blocks.0.0.conv_pw.weight", "score": 0.1234567890123456, "size": 1000}
 REPORT = json.dumps({"parameters": [PARAMETER] * 120})
 
 

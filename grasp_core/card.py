@@ -9,9 +9,9 @@ from math import prod
 from grasp_core.checkpoints import Checkpoint
 from grasp_core.kinds import Export, find_kind
 from grasp_core.manifest import Manifest
+from grasp_core.methods import METHODS
 from grasp_core.report import FoldReport, Metrics
 
-PAPER = "https://arxiv.org/abs/2606.14900"
 MEASURES = {
     "accuracy": "accuracy",
     "macro precision": "precision",
@@ -32,7 +32,7 @@ def model_card(
 ) -> str:
     """The README.md of an exported checkpoint: Markdown with the Hugging Face front matter."""
     sections = {
-        f"# {_plain(name)}": _summary(weights, manifest, export),
+        f"# {_plain(name)}": _summary(weights, manifest, export, report),
         "## Use": export.usage,
         "## Classes": table(("output", "class"), enumerate(weights.info.classes or ())),
         "## Preprocessing": export.preprocessing,
@@ -44,17 +44,18 @@ def model_card(
     return f"{export.metadata}\n{body}"
 
 
-def _summary(weights: Checkpoint, manifest: Manifest, export: Export) -> str:
+def _summary(
+    weights: Checkpoint, manifest: Manifest, export: Export, report: FoldReport | None
+) -> str:
     millions = sum(_sizes(manifest).values()) / 1e6
-    merged = (
-        " It was merged by GRASP (Gradient-Aligned Sequential Parameter Transfer,"
-        f" [arXiv:2606.14900]({PAPER})), which folds checkpoints from several sources into one"
-        " model, one at a time."
-    )
-    return (
-        f"{export.title}, {millions:.1f} million parameters."
-        f"{merged if weights.info.lineage.version else ''}\n"
-    )
+    said = [f"{export.title}, {millions:.1f} million parameters."]
+    if weights.info.lineage.version:
+        said.append("Checkpoints from several sources were folded into it, one at a time.")
+    method = METHODS.get(report.method) if report else None
+    if method is not None:
+        paper = f" ([paper]({method.paper}))" if method.paper else ""
+        said.append(f"The last fold was done by `{method.name}`{paper}: {method.summary}")
+    return " ".join(said) + "\n"
 
 
 def _lineage(weights: Checkpoint) -> str:

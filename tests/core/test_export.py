@@ -216,7 +216,7 @@ def test_a_converted_checkpoint_can_be_exported(tmp_path: Path) -> None:
     folder = export_folder(tmp_path / "a.safetensors", tmp_path / "timm")
 
     assert torch.equal(logits(load(folder), 96), logits(model.float(), 96))
-    assert "GRASP" not in card_of(folder)  # nothing was merged yet
+    assert "folded into it" not in card_of(folder)  # nothing was merged yet
     assert "## Provenance" not in card_of(folder)
 
 
@@ -256,7 +256,7 @@ def test_the_card_says_what_the_model_is(checkpoint: Path, tmp_path: Path) -> No
     assert "- image-classification\n" in front
     assert body.startswith("\n# faces\n")
     assert "timm's `test_resnet`" in body
-    assert "[arXiv:2606.14900](https://arxiv.org/abs/2606.14900)" in body
+    assert "Checkpoints from several sources were folded into it, one at a time." in body
     assert "| shorter side resized to | 73 (bilinear) |" in body
     assert "| centre crop | 64 × 64 |" in body
     assert "| version | 3 |" in body
@@ -339,6 +339,7 @@ def test_the_card_shows_the_folds_metrics(checkpoint: Path, tmp_path: Path) -> N
 
     card = card_of(export_folder(checkpoint, tmp_path / "timm", report=report))
 
+    assert "by `grasp` ([paper](https://arxiv.org/abs/2606.14900)): Copies" in card
     assert "|  | validation, before | validation | test, before | test |\n" in card
     assert "| images | 50 | 50 | 50 | 50 |\n" in card
     assert "| accuracy | 0.6100 | 0.7100 | 0.6200 | 0.7200 |\n" in card
@@ -350,6 +351,7 @@ def test_a_first_version_has_no_metrics_before(checkpoint: Path, tmp_path: Path)
 
     card = card_of(export_folder(checkpoint, tmp_path / "timm", report=report))
 
+    assert "by `grasp` ([paper](https://arxiv.org/abs/2606.14900)): Copies" in card
     assert "|  | validation | test |\n" in card
     assert "| accuracy | 0.7100 | 0.7200 |\n" in card
 

@@ -165,7 +165,7 @@ def test_a_dry_run_scores_and_publishes_nothing(story: Story, newest: Path) -> N
     report = story.client.get(job["links"]["report"]).json()
     assert job["status"] == "succeeded"
     assert report["metrics"]["after"]["val"]["accuracy"] > 0.5
-    assert all(-1 <= p["alignment"] <= 1 for p in report["parameters"])
+    assert all(-1 <= p["score"] <= 1 for p in report["parameters"])
     assert story.client.get("/models/merged/info").json()["version"] == 3
 
 
