@@ -38,6 +38,7 @@ _job: dict[str, Any] = {
 _target: dict[str, Any] = {
     "id": TARGET,
     "name": "faces-1990s",
+    "kind": KIND.name,
     "status": "ready",
     "uri": "file:///data/faces",
     "sha256": None,
@@ -58,6 +59,7 @@ _model: dict[str, Any] = {
     "name": "faces",
     "status": "ready",
     "version": 2,
+    "kind": KIND.name,
     "architecture": "mobilevit_xxs",
     "classes": ["F", "M"],
     "image_size": 64,

@@ -10,7 +10,9 @@ from pydantic import AfterValidator, Field, SerializeAsAny, WrapValidator
 from pydantic.json_schema import SkipJsonSchema
 
 from grasp_core.config import CONTROL, ClassName, FoldConfig
+from grasp_core.kinds import known_kinds
 from grasp_core.methods import METHODS, parse_config
+from grasp_core.spec import require_kind
 from registry.lookup import MAX_PAGE
 
 ID_PREFIXES = ("tgt_", "mdl_", "src_", "job_", "key_", "wrk_", "upl_")
@@ -45,6 +47,12 @@ Classes = Annotated[
 SHA256_PATTERN = r"^[0-9a-f]{64}$"
 REFERENCE_PATTERN = r"^[A-Za-z0-9._-]{1,200}$"
 Sha256 = Annotated[str, Field(pattern=SHA256_PATTERN)]
+KindName = Annotated[
+    str,
+    Field(description="The kind of problem.", json_schema_extra={"enum": [*known_kinds()]}),
+    AfterValidator(require_kind),
+]
+KIND_PATTERN = f"^({'|'.join(known_kinds())})$"
 Uri = Annotated[
     str,
     Field(max_length=4096, pattern=TEXT_PATTERN, description="file://, https:// or s3://"),

@@ -16,6 +16,7 @@ from app.fields import (
     MAX_INT,
     REFERENCE_PATTERN,
     Classes,
+    KindName,
     Merge,
     MergeRead,
     Name,
@@ -25,7 +26,7 @@ from app.fields import (
     Uri,
 )
 from grasp_core.config import FoldConfig, Frozen, KindOptions
-from grasp_core.kinds import Kind, check_augmentation, read_options
+from grasp_core.kinds import DEFAULT, Kind, check_augmentation, read_options
 from grasp_core.methods import parse_config
 from registry.jobs.states import JobKind, JobStatus, ModelStatus, TargetStatus
 from registry.tables import DeviceClass, ProblemKind
@@ -89,6 +90,7 @@ class TargetCreate(In):
     """What is said of a target, wherever its data comes from."""
 
     name: Name
+    kind: KindName = DEFAULT
     sha256: Sha256 | None = Field(None, description="Verified, if given.")
 
 
@@ -112,14 +114,15 @@ class TargetFields(TargetCreate):
 class TargetRead(Out):
     id: str
     name: str
+    kind: str = Field(description="The kind of problem: what its examples are.")
     status: TargetStatus
     uri: str | None
     sha256: str | None = Field(description="Of an uploaded archive.")
     size: int | None
     classes: list[str] | None
-    counts: dict[str, dict[str, int]] | None = Field(description="Images per split and class.")
-    images: int | None
-    broken: list[dict[str, str]] | None = Field(description="Images that do not decode, and why.")
+    counts: dict[str, dict[str, int]] | None = Field(description="Examples per split and class.")
+    images: int | None = Field(description="Examples that can be used, of whichever kind.")
+    broken: list[dict[str, str]] | None = Field(description="Examples that do not decode, and why.")
     broken_count: int | None
     fingerprint: str | None
     error: JobError | None
@@ -129,9 +132,14 @@ class TargetRead(Out):
 
 
 class TargetSample(Out):
+    """One example; what its kind cannot show is left out."""
+
+    model_config = ConfigDict(json_schema_serialization_defaults_required=False)
+
     class_name: str = Field(alias="class")
     split: Literal["train", "val", "test"]
-    png: str = Field(description="At most 96 pixels wide and high, in base64.")
+    png: str | None = Field(None, description="Of kinds that can be seen: small, in base64.")
+    text: str | None = Field(None, description="Of kinds that can be read.")
 
 
 class TargetSamples(Out):
@@ -175,7 +183,9 @@ ModelBase = Annotated[
 
 class ModelCreate(In):
     name: Name
-    architecture: str = Field(pattern=REFERENCE_PATTERN, description="A timm model name.")
+    architecture: str = Field(
+        pattern=REFERENCE_PATTERN, description="One that the target's kind knows by this name."
+    )
     target: str = Field(pattern=REFERENCE_PATTERN, description="Id or name of a target.")
     classes: Classes | None = Field(
         None, description="Names of the outputs, in order; without them the target's."
@@ -242,6 +252,7 @@ class ModelRead(Out):
     name: str
     status: ModelStatus
     version: int | None = Field(description="The newest; null until a source is folded.")
+    kind: str = Field(description="Its target's.")
     architecture: str
     classes: list[str] | None
     image_size: int | None

@@ -71,6 +71,7 @@ def show_target(target: Target) -> TargetRead:
     return TargetRead(
         id=target.id,
         name=target.name,
+        kind=target.kind,
         status=target.status,
         uri=target.uri,
         sha256=target.sha256,
@@ -99,6 +100,7 @@ def model_fields(model: Model, held: Failure | None = None) -> dict[str, Any]:
         "name": model.name,
         "status": model.status,
         "version": model.version,
+        "kind": model.kind,
         "architecture": model.architecture,
         "classes": model.classes,
         "image_size": model.preprocessing.get("image_size"),

@@ -55,11 +55,12 @@ Settings = Annotated[
 Preprocess = Annotated[
     list[str],
     typer.Option(
-        help="How images are prepared, if not as the architecture does: crop_pct=1.0.",
+        help="How examples are prepared, if not as the architecture does: image_size=64.",
         metavar="NAME=VALUE",
     ),
 ]
-ImageSize = Annotated[int | None, typer.Option(min=8, help="Side in pixels.")]
+ImageSize = Annotated[int | None, typer.Option(min=8, help="Short for --preprocess image_size=…")]
+KindName = Annotated[str, typer.Option("--kind", help="The kind of problem.")]
 Seed = Annotated[int | None, typer.Option(min=0, help="Of all random choices.")]
 
 

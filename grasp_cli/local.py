@@ -29,9 +29,11 @@ def as_safetensors(path: Path, model: Model, classes: Sequence[str] | None) -> I
     """
     with needing("torch", "converting"):
         from grasp_core import ModelSpec, convert_checkpoint
+        from grasp_core.kinds import DEFAULT
     spec = None
     if model.classes is not None:  # and so the model is prepared
         spec = ModelSpec(
+            kind=model.kind or DEFAULT,
             architecture=model.architecture,
             classes=tuple(model.classes),
             preprocessing=model.preprocessing,
@@ -46,6 +48,7 @@ def as_safetensors(path: Path, model: Model, classes: Sequence[str] | None) -> I
 def convert_file(
     path: Path,
     output: Path,
+    kind: str,
     architecture: str | None,
     classes: Sequence[str] | None,
     *,
@@ -55,7 +58,9 @@ def convert_file(
     with needing("torch", "converting"):
         from grasp_core import convert_checkpoint
 
-        return convert_checkpoint(path, output, architecture=architecture, classes=classes, ema=ema)
+        return convert_checkpoint(
+            path, output, kind=kind, architecture=architecture, classes=classes, ema=ema
+        )
 
 
 def export_folder(weights: Path, folder: Path, name: str, report: Mapping[str, Any]) -> None:

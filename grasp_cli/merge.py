@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from grasp_cli.arguments import (
     ClassNames,
     ImageSize,
+    KindName,
     Preprocess,
     Seed,
     Settings,
@@ -23,7 +24,8 @@ from grasp_cli.arguments import (
 from grasp_cli.local import convert_file, needing
 from grasp_cli.session import INTERRUPTED, NOT_DONE, AsJson, Output, errors_in_words
 from grasp_core.config import FoldConfig, plain_words
-from grasp_core.kinds import DEFAULT, Kind, find_kind, read_options
+from grasp_core.errors import ConfigError
+from grasp_core.kinds import DEFAULT, Kind, check_augmentation, find_kind, read_options
 from grasp_core.methods import parse_config
 from grasp_core.spec import ModelSpec
 
@@ -50,11 +52,12 @@ def merge(
             "--target",
             "-t",
             exists=True,
-            help="Labelled data: zip, tar, WebDataset, Parquet, npz, or folders of images by"
-            " class.",
+            help="Labelled data, in a format of its kind.",
         ),
     ],
-    architecture: Annotated[str, typer.Option("--architecture", "-a", help="A timm model name.")],
+    architecture: Annotated[
+        str, typer.Option("--architecture", "-a", help="One that the kind knows by this name.")
+    ],
     output: Annotated[
         Path, typer.Option("--output", "-o", dir_okay=False, help="Where the merged weights go.")
     ],
@@ -74,6 +77,7 @@ def merge(
         str | None,
         typer.Option(help="Of the sources, where they have others.", metavar="NAMES"),
     ] = None,
+    kind: KindName = DEFAULT,
     image_size: ImageSize = None,
     preprocess: Preprocess = [],  # noqa: B006 - typer copies it
     config: Annotated[
@@ -103,11 +107,14 @@ def merge(
 
     out = Output(as_json)
     parameters = _parameters(config, settings, seed, device)
-    overrides = _overrides(find_kind(DEFAULT), preprocess, image_size)
+    overrides = _overrides(_kind(kind), preprocess, image_size)
+    with _named_as_typed("--set refine.augmentation"):
+        check_augmentation(parameters, _kind(kind))
     with errors_in_words(), needing("torch", "merging"):
         from grasp_cli.offline import MergeOptions, merge_files
 
         options = MergeOptions(
+            kind=kind,
             architecture=architecture,
             target=target.absolute(),
             classes=_names(classes),
@@ -188,8 +195,9 @@ def convert(
     ] = None,
     architecture: Annotated[
         str | None,
-        typer.Option("--architecture", "-a", help="Make sure that it is this timm model."),
+        typer.Option("--architecture", "-a", help="Make sure that it is this model."),
     ] = None,
+    kind: KindName = DEFAULT,
     classes: ClassNames = None,
     ema: Annotated[
         bool, typer.Option("--ema/--no-ema", help="Averaged weights, if there are any.")
@@ -198,16 +206,17 @@ def convert(
 ) -> None:
     """Write a checkpoint's weights as safetensors, without running what it pickled."""
     names = _names(classes)
+    _kind(kind)
     if architecture and names:
         with _named_as_typed("--classes"):
-            ModelSpec(architecture=architecture, classes=names)
+            ModelSpec(kind=kind, architecture=architecture, classes=names)
     path = output or checkpoint
     if path.is_dir():
         path /= checkpoint.name
     if output is None or output.is_dir():
         path = path.with_suffix(".safetensors")
     with errors_in_words():
-        sha256 = convert_file(checkpoint, path, architecture, names, ema=ema)
+        sha256 = convert_file(checkpoint, path, kind, architecture, names, ema=ema)
     result = {"path": str(path), "size": path.stat().st_size, "sha256": sha256}
     Output(as_json).print_line(result, str(path))
 
@@ -226,6 +235,13 @@ def _parameters(
     own = {"device": device} | ({} if seed is None else {"seed": seed})
     with _named_as_typed("--set"):
         return parse_config(parse_settings(settings, given) | own)
+
+
+def _kind(name: str) -> Kind:
+    try:
+        return find_kind(name)
+    except ConfigError as error:
+        raise typer.BadParameter(str(error), param_hint="--kind") from error
 
 
 def _overrides(kind: Kind, pairs: list[str], image_size: int | None) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
@@ -69,7 +70,10 @@ def list_models(
 def create_model(
     session: Session,
     name: Annotated[str, typer.Argument(help="What to call it.")],
-    architecture: Annotated[str, typer.Option("--architecture", "-a", help="A timm model name.")],
+    architecture: Annotated[
+        str,
+        typer.Option("--architecture", "-a", help="One that the target's kind knows by this name."),
+    ],
     target: Annotated[
         str,
         typer.Option(
@@ -187,8 +191,9 @@ def _details(session: Session, model: Model) -> Table:
             "error": model.error and model.error.message,
             "held": model.held and model.held.message,
             "architecture": model.architecture,
+            "kind": model.kind,
             "classes": model.classes and some(model.classes),
-            "image size": model.image_size,
+            "preprocessing": _chosen(model.preprocessing),
             "target": session.grasp.targets.get(model.target).name,
             "base": model.base and f"{size(model.base.size)}, sha256 {model.base.sha256}",
             "sources": ", ".join(sources) or "none yet",
@@ -200,6 +205,11 @@ def _details(session: Session, model: Model) -> Table:
             "made": age(model.created_at),
         }
     )
+
+
+def _chosen(preprocessing: Mapping[str, Any]) -> str | None:
+    """What is not left as the architecture has it."""
+    return ", ".join(f"{name} {value}" for name, value in preprocessing.items() if value) or None
 
 
 @models.command("delete")
@@ -247,8 +257,13 @@ def pull(
         typer.Argument(help="A file, or a folder; without, the current folder.", metavar="TO"),
     ] = None,
     version: Annotated[int | None, typer.Option(min=1, help="This one, not the newest.")] = None,
-    timm: Annotated[
-        bool, typer.Option("--timm", help="A folder that timm loads, with a model card.")
+    export: Annotated[
+        bool,
+        typer.Option(
+            "--export",
+            "--timm",
+            help="A folder that the architecture's own library loads, with a model card.",
+        ),
     ] = False,
 ) -> None:
     """Download a model's weights: verified, and there whole or not at all."""
@@ -256,7 +271,7 @@ def pull(
 
     found = session.grasp.models.get(model)
     number = version or found.version
-    if timm:
+    if export:
         folder = Path(to or f"{found.name}-v{number}")
         _export(session, found, number, folder)
         path = folder / "model.safetensors"
@@ -269,7 +284,7 @@ def pull(
         "size": path.stat().st_size,
         "sha256": sha256_of(path),
     }
-    session.print_line(result, str(path.parent if timm else path))
+    session.print_line(result, str(path.parent if export else path))
 
 
 def _pull(session: Session, model: Model, number: int | None, to: str) -> Path:

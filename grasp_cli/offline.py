@@ -33,6 +33,7 @@ Bar = Callable[[str], AbstractContextManager[ReportProgress]]  # of what has thi
 class MergeOptions:
     """What all folds of one merge have in common, as a model of the service has."""
 
+    kind: str
     architecture: str
     target: Path
     classes: tuple[str, ...] | None  # None: the target's
@@ -130,8 +131,9 @@ class OfflineMerge:
         version: int | None,
     ) -> OfflineMerge:
         """Read the target, as the service does for a new target and for a new model of it."""
-        summary = ValidateTarget(options.target, options.cache).run(report)
+        summary = ValidateTarget(options.target, options.cache, kind=options.kind).run(report)
         prepared = PrepareModel(
+            kind=options.kind,
             architecture=options.architecture,
             classes=options.classes,
             preprocessing=options.preprocessing,
@@ -141,6 +143,7 @@ class OfflineMerge:
             cache_dir=options.cache,
         ).run(report)
         spec = ModelSpec(
+            kind=options.kind,
             architecture=options.architecture,
             classes=prepared.classes,
             preprocessing=options.preprocessing,

@@ -57,7 +57,7 @@ def targets_table(targets: Sequence[Target]) -> Rows | Text:
         )
         for target in targets
     )
-    columns = ("target", "status", "images", "classes", "made")
+    columns = ("target", "status", "examples", "classes", "made")
     return listed(columns, rows, "no targets yet: `grasp targets create` registers one")
 
 

@@ -40,17 +40,20 @@ def create_target(
     data: Annotated[
         str,
         typer.Argument(
-            help="A file or folder, which is sent: zip, tar, WebDataset, Parquet, npz, or folders"
-            " of images by class. Or a uri that the server may read."
+            help="A file or folder, which is sent, in a format that its kind has. Or a uri that the"
+            " server may read."
         ),
     ],
+    kind: Annotated[
+        str | None, typer.Option(help="The kind of problem, if not the server's usual one.")
+    ] = None,
     wait: Wait = False,
 ) -> None:
     """Register target data; a job validates it."""
     from grasp_cli.progress import upload_bar, watch_jobs
 
     with upload_bar(session, name) as progress:
-        made = session.grasp.targets.create(name, data, progress=progress)
+        made = session.grasp.targets.create(name, data, kind=kind, progress=progress)
     if wait:
         watch_jobs(session, {made.job.id: name})
     else:
@@ -60,7 +63,7 @@ def create_target(
 @targets.command("show")
 @online
 def show_target(session: Session, target: TargetName) -> None:
-    """A target's classes, and its images per split and class."""
+    """A target's classes, and its examples per split and class."""
     found = session.grasp.targets.get(target)
     session.print_result(found, lambda: _details(found))
 
@@ -72,11 +75,12 @@ def _details(target: Target) -> Table:
         {
             "target": target.name,
             "id": target.id,
+            "kind": target.kind,
             "status": status(target.status),
             "error": target.error and target.error.message,
             "uri": target.uri,
             "size": target.size and size(target.size),
-            "images": target.images,
+            "examples": target.images,
             "broken": target.broken_count or None,
             "classes": target.classes and some(target.classes),
             **{split: _counted(counts) for split, counts in (target.counts or {}).items()},

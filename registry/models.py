@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from grasp_core.config import FoldConfig, Frozen
+from grasp_core.kinds import find_kind
 from grasp_core.methods import METHODS, change_config
 from grasp_core.spec import ModelSpec
 from registry.blobs.base import Blob
@@ -53,6 +54,7 @@ def create_model(
         id=model_id,
         owner=owner,
         name=name,
+        kind=target.kind,
         architecture=architecture,
         classes=list(classes) if classes else None,
         preprocessing=preprocessing.model_dump(mode="json"),
@@ -82,8 +84,10 @@ def record_preparation(
 
 
 def spec_of(model: Model) -> ModelSpec:
-    """What all versions of a prepared model have in common."""
+    """What all versions of a prepared model have in common. Raises ConfigError for a lost kind."""
+    find_kind(model.kind)
     return ModelSpec(
+        kind=model.kind,
         architecture=model.architecture,
         classes=tuple(model.classes or ()),
         preprocessing=model.preprocessing,

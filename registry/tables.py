@@ -20,6 +20,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
+from grasp_core.kinds import DEFAULT
 from registry.jobs.states import ACTIVE, MOVES, JobKind, JobStatus, ModelStatus, TargetStatus
 
 Scope = Literal["read", "write", "admin"]
@@ -73,6 +74,7 @@ class Base(DeclarativeBase):
 
 ID = String(40)
 NAME = String(200)
+KIND = String(50)
 SHA256 = String(64)
 ONLY_ACTIVE: Json = {
     f"{dialect}_where": text(f"status IN {ACTIVE}") for dialect in ("sqlite", "postgresql")
@@ -105,12 +107,13 @@ class Target(Base):
     id: Mapped[str] = mapped_column(ID, primary_key=True)
     owner: Mapped[str] = mapped_column(NAME)
     name: Mapped[str] = mapped_column(NAME)
+    kind: Mapped[str] = mapped_column(KIND, default=DEFAULT, server_default=DEFAULT)
     uri: Mapped[str | None] = mapped_column(Text)
     sha256: Mapped[str | None] = mapped_column(SHA256, index=True)  # of an uploaded archive
     size: Mapped[int | None] = mapped_column(BigInteger)
     status: Mapped[TargetStatus]
-    summary: Mapped[Json | None]  # classes, counts, fingerprint, broken images
-    samples: Mapped[list[Any] | None] = mapped_column(deferred=True)  # small images of each class
+    summary: Mapped[Json | None]  # classes, counts, fingerprint, broken examples
+    samples: Mapped[list[Any] | None] = mapped_column(deferred=True)  # a few of each class
     error: Mapped[Json | None]
     job_id: Mapped[str] = mapped_column(ID)
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
@@ -128,6 +131,7 @@ class Model(Base):
     id: Mapped[str] = mapped_column(ID, primary_key=True)
     owner: Mapped[str] = mapped_column(NAME)
     name: Mapped[str] = mapped_column(NAME)
+    kind: Mapped[str] = mapped_column(KIND, default=DEFAULT, server_default=DEFAULT)  # its target's
     architecture: Mapped[str] = mapped_column(NAME)
     classes: Mapped[list[Any] | None]  # None: the target's, once it is validated
     preprocessing: Mapped[Json]  # what the user replaces of the architecture's own

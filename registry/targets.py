@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from grasp_core.kinds import DEFAULT
 from registry.blobs.base import Blob
 from registry.blobs.damage import forget_problems
 from registry.errors import StillUsed
@@ -29,6 +30,7 @@ def create_target(
     owner: str,
     name: str,
     *,
+    kind: str = DEFAULT,
     uri: str | None = None,
     blob: Blob | None = None,
     request_id: str | None = None,
@@ -49,6 +51,7 @@ def create_target(
         id=target_id,
         owner=owner,
         name=name,
+        kind=kind,
         uri=uri,
         sha256=blob.sha256 if blob else None,
         size=blob.size if blob else None,

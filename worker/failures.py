@@ -22,7 +22,7 @@ MEMORY_TEXTS = (
     "out of memory",
 )
 MEMORY_HINT = (
-    "raise GRASP_JOB_MEMORY_BYTES, or fold with a micro_batch, smaller batches or smaller images"
+    "raise GRASP_JOB_MEMORY_BYTES, or fold with a micro_batch, smaller batches or smaller examples"
 )
 
 INSTRUCTION_HINT = (

@@ -73,12 +73,15 @@ def read_job(session: Session, lease: Lease, settings: Settings) -> JobSpec:
     target = session.get_one(Target, job.target_id)
     cache = settings.cache_folder.absolute()
     if job.kind == "validate":
-        return _on_target(target, settings, partial(ValidateTarget, cache_dir=cache))
+        return _on_target(
+            target, settings, partial(ValidateTarget, cache_dir=cache, kind=target.kind)
+        )
     summary = _summary(target)
     model = session.get_one(Model, job.model_id)
     if job.kind == "prepare":
         prepare = partial(
             PrepareModel,
+            kind=model.kind,
             architecture=model.architecture,
             classes=tuple(model.classes) if model.classes else None,
             preprocessing=model.preprocessing,

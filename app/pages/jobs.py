@@ -25,7 +25,7 @@ from registry.tables import Job, Model, Source, Target
 JOBS_PER_PAGE = 40
 FOLD = {"decode": "Decode the target", **STAGE_NAMES}
 STAGES: dict[str, Mapping[str, str]] = {
-    "validate": {"hash": "Read the archive", "decode": "Decode every image"},
+    "validate": {"hash": "Read the archive", "decode": "Decode every example"},
     "prepare": {"build": "Build the architecture", "decode": "Decode the target"},
     "fold": FOLD,
     "dry_run": FOLD,

@@ -21,6 +21,7 @@ from app.pages.words import percent
 from app.schemas import JobRead, ModelRead, SourceRead
 from app.service import ServiceDep
 from app.show import show_job, show_model, show_source, show_target
+from grasp_core.kinds import known_kinds
 from registry.blobs.damage import find_holds
 from registry.lookup import find_named, list_page
 from registry.tables import Job, Model, Source, Target, Version
@@ -55,6 +56,7 @@ def show_models(service: ServiceDep, page: PageDep, cursor: Cursor = None) -> HT
             "models.html",
             cards=_cards(session, found.items),
             next_cursor=found.next_cursor,
+            kinds=known_kinds().values(),
             targets=[show_target(target) for target in targets if target.status != "failed"],
         )
 

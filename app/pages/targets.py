@@ -1,4 +1,4 @@
-"""The targets, and one of them with pictures of its classes."""
+"""The targets, and one of them with some examples of its classes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ from app.fields import Cursor, Reference
 from app.pages.rendering import PageDep
 from app.service import ServiceDep
 from app.show import show_model, show_target
+from grasp_core.kinds import known_kinds
 from registry.lookup import find_named, list_page
 from registry.tables import Model, Target
 
@@ -26,14 +27,25 @@ router = APIRouter()
 
 
 @dataclass(frozen=True)
+class Sample:
+    """An example to look at, or to read."""
+
+    uri: str | None = None  # data: URI of what can be seen
+    text: str | None = None
+
+    def __len__(self) -> int:
+        return len(self.uri or "") + len(self.text or "")
+
+
+@dataclass(frozen=True)
 class ClassRow:
-    """A class: how many images it has in each split, and a few of them."""
+    """A class: how many examples it has in each split, and a few of them."""
 
     name: str
     counts: Sequence[int]
     total: int
     bar: Markup
-    samples: Sequence[str]  # data: URIs
+    samples: Sequence[Sample]
 
 
 @router.get("/ui/targets")
@@ -44,6 +56,7 @@ def show_targets(service: ServiceDep, page: PageDep, cursor: Cursor = None) -> H
         return page.show(
             "targets.html",
             targets=[show_target(row) for row in found.items],
+            kinds=known_kinds().values(),
             next_cursor=found.next_cursor,
         )
 
@@ -57,6 +70,7 @@ def show_target_page(target: Reference, service: ServiceDep, page: PageDep) -> H
         return page.show(
             "target.html",
             target=show_target(row),
+            examples=_examples(row.kind),
             classes=_classes(row),
             splits=SPLITS,
             models=[show_model(model) for model in session.scalars(users)],
@@ -76,13 +90,20 @@ def _classes(target: Target) -> list[ClassRow]:
     ]
 
 
-def _samples(target: Target) -> dict[str, list[str]]:
-    """A few images of each class, as many of each as the page has room for."""
-    found: dict[str, list[str]] = {}
+def _samples(target: Target) -> dict[str, list[Sample]]:
+    """A few examples of each class, as many of each as the page has room for."""
+    found: dict[str, list[Sample]] = {}
     for sample in target.samples or ():
-        found.setdefault(sample["class"], []).append(f"data:image/png;base64,{sample['png']}")
+        png = sample.get("png")
+        shown = Sample(png and f"data:image/png;base64,{png}", sample.get("text"))
+        found.setdefault(sample["class"], []).append(shown)
     for most in range(MOST_SAMPLES, 0, -1):
-        fewer = {name: images[:most] for name, images in found.items()}
-        if sum(len(image) for images in fewer.values() for image in images) <= SAMPLE_ROOM:
+        fewer = {name: samples[:most] for name, samples in found.items()}
+        if sum(len(sample) for samples in fewer.values() for sample in samples) <= SAMPLE_ROOM:
             return fewer
     return {}
+
+
+def _examples(kind: str) -> str:
+    """What people call the examples of a kind; also of one that is not installed here any more."""
+    return known_kinds()[kind].examples if kind in known_kinds() else "examples"

@@ -30,7 +30,7 @@ from app.schemas import (
 from app.service import ServiceDep
 from app.show import model_fields, show_job, show_model, show_source
 from grasp_core.config import FoldConfig, Frozen
-from grasp_core.kinds import DEFAULT, Kind, check_augmentation, find_kind
+from grasp_core.kinds import Kind, check_augmentation, find_kind
 from registry.blobs.base import Blob
 from registry.blobs.damage import find_holds
 from registry.errors import Unusable
@@ -99,8 +99,8 @@ class ModelIntake(Intake[ModelCreate]):
         await super().verify(fields)
 
     def check(self, session: Session, fields: ModelCreate) -> None:
-        find_named(session, Target, self.once.owner, fields.target)
-        _fit(fields, find_kind(DEFAULT))
+        target = find_named(session, Target, self.once.owner, fields.target)
+        _fit(fields, find_kind(target.kind))
         require_free_name(session, Model, self.once.owner, fields.name)
 
     def inspect(self, filename: str, fields: ModelCreate | None) -> CheckpointInspector:  # noqa: ARG002
@@ -108,7 +108,7 @@ class ModelIntake(Intake[ModelCreate]):
 
     def write(self, session: Session, fields: ModelCreate, blobs: Mapping[str, Blob]) -> Created:
         target = find_named(session, Target, self.once.owner, fields.target)
-        overrides, parameters = _fit(fields, find_kind(DEFAULT))
+        overrides, parameters = _fit(fields, find_kind(target.kind))
         model, job = create_model_row(
             session,
             self.once.owner,
@@ -263,7 +263,7 @@ def _checked_merge(model: Model, changes: dict[str, Any]) -> dict[str, Any]:
     except ValueError as error:
         raise Unusable(f"merge: {error}") from error
     try:
-        return check_augmentation(merge, find_kind(DEFAULT)).model_dump(mode="json")
+        return check_augmentation(merge, find_kind(model.kind)).model_dump(mode="json")
     except ValidationError as error:
         raise wrong_values(error, "body", "merge", "refine", "augmentation") from error
 

@@ -11,9 +11,11 @@ from sqlalchemy.orm import Session
 from app.access.auth import CallerDep
 from app.fetching.fetch import is_local, local_path
 from app.fields import (
+    KIND_PATTERN,
     NAME_PATTERN,
     SHA256_PATTERN,
     Cursor,
+    KindName,
     Limit,
     Name,
     Reference,
@@ -34,6 +36,7 @@ from app.schemas import (
 )
 from app.service import ServiceDep
 from app.show import show_job, show_target
+from grasp_core.kinds import DEFAULT
 from registry.blobs.base import Blob
 from registry.errors import Unusable
 from registry.jobs.states import TargetStatus
@@ -56,6 +59,7 @@ router = APIRouter(tags=["targets"])
         (TargetFromUri, TargetFromUpload),
         {
             "name": (NAME_PATTERN, "What to call the target."),
+            "kind": (KIND_PATTERN, f"The kind of problem; without, {DEFAULT}."),
             "sha256": (SHA256_PATTERN, "Verified, if given."),
         },
         required=["name"],
@@ -66,14 +70,15 @@ async def create_target(
     service: ServiceDep,
     once: OnceDep,
     name: Annotated[Name | None, Query(description="For a raw body: its name.")] = None,
+    kind: Annotated[KindName | None, Query(description="For a raw body: its kind.")] = None,
     sha256: Annotated[Sha256 | None, Query(description="For a raw body: verified.")] = None,
 ) -> JSONResponse:
-    """Send an archive (zip, tar, WebDataset, Parquet, npz), or name a finished upload or a uri.
+    """Send an archive, or name a finished upload or a uri; what it may hold depends on its kind.
 
     A folder below one of GRASP_DATA_ROOTS is used where it lies. A job validates the data: poll
     `Location`.
     """
-    given = {"name": name, "sha256": sha256}
+    given = {"name": name, "kind": kind, "sha256": sha256}
     return await TargetIntake(request, service, once, given).answer()
 
 
@@ -103,6 +108,7 @@ class TargetIntake(FileIntake[TargetFields]):
             session,
             self.once.owner,
             fields.name,
+            kind=fields.kind,
             uri=self.uris.get("file"),
             blob=blobs.get("file"),
             request_id=self.request_id,
@@ -127,7 +133,7 @@ def list_targets(
 
 @router.get(
     "/targets/{target}",
-    summary="A target: its classes, and its images per split and class",
+    summary="A target: its classes, and its examples per split and class",
     responses=problems(404),
 )
 def get_target(target: Reference, service: ServiceDep, caller: CallerDep) -> TargetRead:
@@ -137,8 +143,9 @@ def get_target(target: Reference, service: ServiceDep, caller: CallerDep) -> Tar
 
 @router.get(
     "/targets/{target}/samples",
-    summary="A few small images of a target",
+    summary="A few examples of a target, to look at",
     responses=problems(404),
+    response_model_exclude_none=True,
 )
 def get_target_samples(target: Reference, service: ServiceDep, caller: CallerDep) -> TargetSamples:
     """Some of each class, class by class; none until the target is validated."""

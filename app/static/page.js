@@ -120,11 +120,16 @@ for (const form of document.querySelectorAll("form[data-json]")) {
   });
 }
 
+// A field named preprocessing.image_size is image_size inside of preprocessing.
 function values(form) {
-  const given = [...form.elements].filter((field) => field.name && field.value !== "");
-  return Object.fromEntries(
-    given.map(({ name, type, value }) => [name, type === "number" ? Number(value) : value]),
-  );
+  const given = {};
+  for (const { name, type, value } of form.elements) {
+    if (!name || value === "") continue;
+    const [inner, ...outer] = name.split(".").reverse();
+    const place = outer.reduceRight((object, part) => (object[part] ??= {}), given);
+    place[inner] = type === "number" ? Number(value) : value;
+  }
+  return given;
 }
 
 // A link to a folded part of a page unfolds it.

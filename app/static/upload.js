@@ -83,10 +83,11 @@ function send(form, file) {
 }
 
 function query(form, file) {
-  const { model, name, classes, dry_run: dryRun } = form.elements;
+  const { model, name, kind, classes, dry_run: dryRun } = form.elements;
   const given = new URLSearchParams();
   if (model) given.set("model", model.value);
   given.set("name", name.value.trim() || file.name);
+  if (kind) given.set("kind", kind.value);
   const names = (classes?.value ?? "").split(",").map((part) => part.trim());
   if (names.some(Boolean)) given.set("classes", JSON.stringify(names));
   if (dryRun?.checked) given.set("dry_run", "true");

@@ -23,6 +23,7 @@ class AsyncModel(AsyncRecord):
     name: str
     status: str
     version: int | None
+    kind: str | None = None  # None: the server is too old to say
     architecture: str
     classes: list[str] | None
     image_size: int | None
@@ -87,7 +88,7 @@ class AsyncModels(AsyncCollection):
         progress: Progress | None = None,
         **options: Any,
     ) -> AsyncModel:
-        """Make a model of a timm architecture; `options` are further fields of POST /models.
+        """Make a model; `options` are further fields of POST /models.
 
         `weights` is a safetensors file to begin from: the first source, folded before any other.
         `base` is what the sources were fine-tuned from, for methods that need it: a safetensors

@@ -13,14 +13,15 @@ from grasp_client._async.jobs import AsyncJob, AsyncJobHandle
 from grasp_client._async.records import AsyncCollection, AsyncRecord
 from grasp_client._async.uploads import send
 from grasp_client.files import Progress, existing_file, zip_folder
-from grasp_client.protocol import JobProblem, path
+from grasp_client.protocol import JobProblem, given, path
 
 
 class AsyncTarget(AsyncRecord):
-    """A target, with its classes and its images per split and class once it is validated."""
+    """A target, with its classes and its examples per split and class once it is validated."""
 
     id: str
     name: str
+    kind: str | None = None  # None: the server is too old to say
     status: str
     uri: str | None
     sha256: str | None
@@ -47,26 +48,33 @@ class AsyncTargets(AsyncCollection):
     """`client.targets`"""
 
     async def create(
-        self, name: str, data: str | Path, *, progress: Progress | None = None
+        self,
+        name: str,
+        data: str | Path,
+        *,
+        kind: str | None = None,
+        progress: Progress | None = None,
     ) -> AsyncTarget:
         """Register `data`: a file or folder of this machine, which is sent, or a uri that is not.
 
         A uri (file://, https://, s3://) is one that the server can read; a folder is sent as a zip.
+        `kind` is the kind of problem, if it is not the server's usual one.
         """
+        fields: dict[str, Any] = given(name=name, kind=kind)
         if "://" in str(data):
-            fields = {"name": name, "uri": str(data)}
-            answer = await self._client.ask("POST", "/targets", json=fields)
+            asked = fields | {"uri": str(data)}
+            answer = await self._client.ask("POST", "/targets", json=asked)
         elif Path(data).is_dir():
             with tempfile.TemporaryDirectory() as folder:
                 archive = Path(folder, f"{name}.zip")
                 await concurrency.async_run(zip_folder, Path(data), archive)
-                answer = await self._send(name, archive, progress)
+                answer = await self._send(fields, archive, progress)
         else:
-            answer = await self._send(name, existing_file(data), progress)
+            answer = await self._send(fields, existing_file(data), progress)
         return self._read(AsyncTarget, answer["target"])
 
-    async def _send(self, name: str, file: Path, progress: Progress | None) -> Any:
-        sent = await send(self._client, "/targets", file, {"name": name}, progress=progress)
+    async def _send(self, fields: dict[str, Any], file: Path, progress: Progress | None) -> Any:
+        sent = await send(self._client, "/targets", file, fields, progress=progress)
         return sent.answer
 
     async def get(self, target: str) -> AsyncTarget:

@@ -38,6 +38,7 @@ class Kind:
     overrides: type[Frozen] = Frozen  # what a model may say of its preprocessing
     preprocessing: type[Frozen] = Frozen  # all of it, as its checkpoints say it
     augmentation: type[Frozen] = Frozen  # random changes in training: merge.refine.augmentation
+    asked: tuple[str, ...] = ()  # numbers among the overrides that a form for models asks for
     libraries: tuple[str, ...] = ()  # packages that its results depend on, beside torch
     wrappers: tuple[str, ...] = ()  # attributes under which trainers keep the whole model
 

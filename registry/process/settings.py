@@ -312,5 +312,5 @@ class Settings(BaseSettings):
 
     @property
     def cache_folder(self) -> Path:
-        """Decoded target images; can be deleted at any time."""
+        """Decoded targets; can be deleted at any time."""
         return self.home / "cache"

@@ -419,7 +419,7 @@ class TestMistakes:
             "  missing: head.bias\n"
             "  unexpected: block.0, block.1, block.2 and 6 more\n"
             "  wrong shape: stem.weight [5, 3] instead of [4, 3]\n"
-            "  make sure that the checkpoint was trained as timm's tiny\n"
+            "  make sure that the checkpoint was trained as tiny\n"
         )
 
     def test_other_classes(self, run: Run, model: str, tmp_path: Path) -> None:

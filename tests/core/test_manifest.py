@@ -67,7 +67,7 @@ def test_all_differences_are_found_at_once_by_name() -> None:
         " 1 of another shape: bn.weight [9] instead of [8];"
         " 1 of another type: bn.running_mean I64 instead of F32"
     )
-    assert "trained as timm's tiny" in str(error)
+    assert "trained as tiny" in str(error)
 
 
 def test_a_float_where_a_counter_should_be_is_of_another_type() -> None:

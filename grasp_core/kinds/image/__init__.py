@@ -15,11 +15,12 @@ IMAGE = Kind(
     summary="Images with one label each, and the classifiers of timm.",
     examples="images",
     formats="a zip or tar of one folder of images per class, WebDataset shards, Parquet or npz",
-    architectures="a timm model name, such as mobilevit_xxs",
+    architectures="any timm classifier, such as mobilevit_xxs",
     load=_load,
     overrides=PreprocessingOverrides,
     preprocessing=Preprocessing,
     augmentation=Augmentation,
+    asked=("image_size",),
     libraries=("timm",),
     wrappers=("timm_model",),
 )
