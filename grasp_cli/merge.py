@@ -65,6 +65,16 @@ def merge(
         Path | None,
         typer.Option(**FILE, help="Fold into this version; without, the first source begins."),
     ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(**FILE, help="What the method remembers of --merged, if it does."),
+    ] = None,
+    base: Annotated[
+        Path | None,
+        typer.Option(
+            **FILE, help="What the sources were fine-tuned from, for methods that need it."
+        ),
+    ] = None,
     version: Annotated[
         int | None,
         typer.Option(min=1, help="Number of --merged, if not what the file says (a rollback)."),
@@ -101,7 +111,8 @@ def merge(
 
     Every source is looked at before the first is folded: one that is no such model ends the
     command. One that the gate rejects is passed over, as in the service. The output appears at
-    the end, whole or not at all; the command succeeds if at least one source was accepted.
+    the end, whole or not at all; the command succeeds if at least one source was accepted. What a
+    method remembers goes beside it, as OUTPUT.state.safetensors.
     """
     from grasp_cli.progress import stage_bar
 
@@ -121,6 +132,7 @@ def merge(
             source_classes=_names(source_classes),
             preprocessing=overrides,
             config=parameters,
+            base=base,
             threads=threads,
         )
         try:
@@ -130,6 +142,7 @@ def merge(
                 output,
                 lambda label: stage_bar(out, label),
                 merged=merged,
+                state=state,
                 version=version,
             )
         except KeyboardInterrupt:

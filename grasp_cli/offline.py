@@ -40,6 +40,7 @@ class MergeOptions:
     source_classes: tuple[str, ...] | None  # None: those that each file names, or the model's
     preprocessing: Mapping[str, JsonValue]
     config: FoldConfig
+    base: Path | None = None  # what the sources were fine-tuned from, for methods that need it
     threads: int | None = None  # of torch; None: its own choice, which is the service's too
     cache: Path = field(default_factory=lambda: Path.home() / ".cache" / "grasp")  # as grasp_core
 
@@ -84,29 +85,38 @@ def merge_files(
     bar: Bar,
     *,
     merged: Path | None = None,
+    state: Path | None = None,
     version: int | None = None,
 ) -> list[Outcome]:
     """Fold `sources` into `merged`, or from nothing, and write `output` if any was accepted.
 
     `version` is the number of `merged`, where it is not what the file says, as after a rollback.
-    All work is done in a folder beside the output, which is gone afterwards; the output appears
-    when everything is done. Raises what the operations raise; a source that is no such model does
-    so before the first is folded.
+    `state` is what the method remembers of it; what it remembers in the end is written beside the
+    output (`state_of`). All work is done in a folder beside the output, which is gone afterwards;
+    the output appears when everything is done. Raises what the operations raise; a source that is
+    no such model does so before the first is folded.
     """
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     output.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as folder:
         with bar(options.target.name) as report:
-            work = OfflineMerge.begin(options, Path(folder), report, merged, version)
+            work = OfflineMerge.begin(options, Path(folder), report, merged, state, version)
         offered = [work.check(path) for path in sources]
         outcomes = []
         for source in offered:
             with bar(source.given.name) as report:
                 outcomes.append(work.fold(source, report))
         if work.newest is not None and work.newest != merged:
+            if work.state is not None:
+                work.state.replace(state_of(output))
             work.newest.replace(output)
     return outcomes
+
+
+def state_of(output: Path) -> Path:
+    """Where the state of a merged model goes that is written to `output`."""
+    return output.with_name(f"{output.stem}.state.safetensors")
 
 
 @dataclass
@@ -118,6 +128,7 @@ class OfflineMerge:
     fingerprint: str  # of the target
     folder: Path
     newest: Path | None
+    state: Path | None  # what the method remembers of the newest
     version: int  # of the newest; 0: there is none yet
     _seen: set[str] = field(default_factory=set)
 
@@ -128,6 +139,7 @@ class OfflineMerge:
         folder: Path,
         report: ReportProgress,
         merged: Path | None,
+        state: Path | None,
         version: int | None,
     ) -> OfflineMerge:
         """Read the target, as the service does for a new target and for a new model of it."""
@@ -141,6 +153,7 @@ class OfflineMerge:
             target_fingerprint=summary.fingerprint,
             target_classes=summary.classes,
             cache_dir=options.cache,
+            base=options.base,
         ).run(report)
         spec = ModelSpec(
             kind=options.kind,
@@ -149,7 +162,7 @@ class OfflineMerge:
             preprocessing=options.preprocessing,
         )
         number = version or _version_of(merged)
-        return cls(options, spec, summary.fingerprint, folder, merged, number)
+        return cls(options, spec, summary.fingerprint, folder, merged, state, number)
 
     def check(self, path: Path) -> OfflineSource:
         """The source as safetensors that fit. Raises CheckpointError, CheckpointMismatch."""
@@ -171,7 +184,9 @@ class OfflineMerge:
         if folded.outcome == "rejected":
             return Outcome(source, "rejected", folded=folded)
         self._discard(self.newest)
+        self._discard(self.state)
         self.newest, self.version = operation.output, operation.version
+        self.state = operation.state_output if folded.state_sha256 else None
         return Outcome(source, "accepted", operation.version, folded)
 
     def _operation(self, source: OfflineSource) -> FoldSource:
@@ -189,6 +204,9 @@ class OfflineMerge:
             cache_dir=self.options.cache,
             work_dir=self.folder / "work",
             output=self.folder / f"v{version}.safetensors",
+            base=self.options.base,
+            state=self.state,
+            state_output=self.folder / f"v{version}.state.safetensors",
         )
 
     def _discard(self, file: Path | None) -> None:

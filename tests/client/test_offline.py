@@ -20,7 +20,9 @@ from typer.testing import CliRunner, Result
 from grasp_cli.main import cli
 from grasp_core import Checkpoint, CheckpointInfo, GraspConfig, convert_checkpoint, write_checkpoint
 from grasp_core.files import sha256_file
+from grasp_core.methods import METHODS
 from grasp_core.operations import Folded, FoldSource, ValidateTarget
+from tests.core.shadow import SHADOW
 from tests.processes import IGNORING_INTERRUPTS, running
 from tests.worker.digits import CLASSES, SPEC, Heard, write_target, write_weights
 
@@ -96,6 +98,40 @@ def fold_as_the_worker(files: Path, folder: Path, sources: list[Path]) -> list[F
         folds.append(operation.run(Heard()))
         merged = operation.output
     return folds
+
+
+def test_what_a_method_remembers_goes_beside_the_output(
+    files: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(METHODS, "shadow", SHADOW)
+    shadow = ("--base", "a.safetensors", "--set", "method=shadow")
+
+    run("a.safetensors", "b.pt", *shadow)
+    whole = Path("out").read_bytes(), Path("out.state.safetensors").read_bytes()
+    run("a.safetensors", *shadow)
+    Path("out").rename("first")
+    Path("out.state.safetensors").rename("remembered")
+    run("b.pt", "--merged", "first", "--state", "remembered", *shadow)
+
+    assert (Path("out").read_bytes(), Path("out.state.safetensors").read_bytes()) == whole
+    assert int(Checkpoint("out.state.safetensors")["count"]) == 2
+    assert sorted(path.name for path in Path().iterdir()) == [
+        "first",
+        "out",
+        "out.state.safetensors",
+        "remembered",
+    ]
+
+
+def test_a_method_without_its_base_says_so(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METHODS, "shadow", SHADOW)
+
+    said = run("a.safetensors", "--set", "method=shadow", code=1).stderr
+
+    assert "shadow needs a base" in unframed(said)
+    assert "tau: shadow has no such parameter; it is one of grasp" in unframed(
+        run("a.safetensors", "--set", "method=shadow", "--set", "tau=0.1", code=2).stderr
+    )
 
 
 def test_it_ends_in_the_bytes_of_the_service(files: Path, tmp_path: Path, run: Run) -> None:
