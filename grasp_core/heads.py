@@ -65,7 +65,7 @@ class MatchedSource(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         tensor = self._source[name]
-        if name not in self._heads:
+        if not self.is_head(name):
             return tensor
         rows = self._fallback(name, tensor)
         rows[list(self.match.merged)] = tensor[list(self.match.source)].to(rows.dtype)
@@ -77,9 +77,13 @@ class MatchedSource(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self._source)
 
+    def is_head(self, name: str) -> bool:
+        """Whether `name` has a row for every class."""
+        return name in self._heads
+
     def matched_rows(self, name: str) -> list[int] | None:
         """The rows of `name` that the source really has; None for all of them."""
-        return list(self.match.merged) if name in self._heads and self.match.partial else None
+        return list(self.match.merged) if self.is_head(name) and self.match.partial else None
 
     def _fallback(self, name: str, tensor: Tensor) -> Tensor:
         if self._merged is not None:
