@@ -66,7 +66,9 @@ def _named(values: object) -> AnyMethod:
     if isinstance(name, str) and name in METHODS:
         return METHODS[name]
     message = PydanticCustomError(
-        "no_such_method", "there is no such method, but {known}", {"known": ", ".join(METHODS)}
+        "no_such_method",
+        "there is no such method; there are {known}",
+        {"known": ", ".join(METHODS)},
     )
     wrong = InitErrorDetails(type=message, loc=("method",), input=name)
     raise ValidationError.from_exception_data("FoldConfig", [wrong])

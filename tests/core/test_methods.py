@@ -339,7 +339,7 @@ def test_parameters_of_another_method_are_refused_by_name() -> None:
 def test_a_method_that_does_not_exist_is_refused(name: object) -> None:
     ((where, message),) = problems({"method": name}).items()
     assert where == ("method",)
-    assert message.startswith("there is no such method, but grasp, shadow")
+    assert message == f"there is no such method; there are {', '.join(METHODS)}"
 
 
 def test_another_method_keeps_what_is_common() -> None:
@@ -426,7 +426,7 @@ def test_packages_add_methods_as_entry_points(tmp_path: Path) -> None:
 
     process = installed(tmp_path, points)
 
-    assert process.stdout.startswith("grasp echo GraspConfig method='echo'"), process.stderr
+    assert "echo GraspConfig method='echo'" in process.stdout, process.stderr
     assert "times=3" in process.stdout
 
 
