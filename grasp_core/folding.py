@@ -241,11 +241,8 @@ def _require_fit(manifest: Manifest, file: Checkpoint, classes: tuple[str, ...] 
 def _require_files(
     method: AnyMethod, base: str | Path | None, state_output: str | Path | None
 ) -> None:
-    if method.needs.base and base is None:
-        raise ConfigError(
-            f"{method.name} needs a base: the model that all sources were fine-tuned from",
-            hint="give its weights, or choose another method",
-        )
+    hint = "give its weights, or choose another method"
+    method.require_base(given=base is not None, hint=hint)
     if method.state is not None and state_output is None:
         raise ConfigError(
             f"{method.name} remembers something from one fold to the next, and has nowhere to write"

@@ -1,9 +1,11 @@
 """Models: created with a job that prepares them, changed for later folds, deleted whole."""
 
+import json
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from grasp_core.config import FoldConfig, Frozen
@@ -15,7 +17,9 @@ from registry.blobs.damage import forget_problems
 from registry.jobs.queue import Lease, close, drop_queue, enqueue, lock_queue, open_queue
 from registry.jobs.transitions import change
 from registry.lookup import add_named, new_id
-from registry.tables import DeviceClass, Job, Model, Target
+from registry.tables import DeviceClass, Job, Model, Target, Version
+
+MODEL_WITH_BASE = "a base is given with a new model: make one with this method, and its base"
 
 
 def create_model(
@@ -94,15 +98,28 @@ def spec_of(model: Model) -> ModelSpec:
     )
 
 
-def changed_merge(model: Model, changes: Mapping[str, Any]) -> FoldConfig:
+def changed_merge(session: Session, model: Model, changes: Mapping[str, Any]) -> FoldConfig:
     """The model's parameters with some replaced, for later folds.
 
-    Raises ValidationError, and ConfigError for a method that cannot take over what was merged.
+    Raises ValidationError, and ConfigError for a method that lacks its base, or cannot take over
+    what was merged.
     """
     config = change_config(model.merge, changes)
     if config.method != model.merge["method"]:
-        METHODS[config.method].require_beginning(first=model.version is None)
+        method = METHODS[config.method]
+        method.require_base(given=model.base_sha256 is not None, hint=MODEL_WITH_BASE)
+        if not _has_state_of(session, model, config.method):
+            method.require_beginning(first=model.version is None)
     return config
+
+
+def _has_state_of(session: Session, model: Model, method: str) -> bool:
+    """Whether the newest version was made by this method, and has what it remembers of that."""
+    newest = session.get(Version, (model.id, model.version)) if model.version else None
+    if newest is None or newest.state_sha256 is None:
+        return False
+    report = session.scalar(select(Job.report).where(Job.id == newest.job_id))
+    return bool(report and json.loads(report)["config"]["method"] == method)
 
 
 def delete_model(session: Session, model: Model) -> None:

@@ -31,6 +31,7 @@ from app.service import ServiceDep
 from app.show import model_fields, show_job, show_model, show_source
 from grasp_core.config import FoldConfig, Frozen
 from grasp_core.kinds import Kind, check_augmentation, find_kind
+from grasp_core.methods import METHODS
 from registry.blobs.base import Blob
 from registry.blobs.damage import find_holds
 from registry.errors import Unusable
@@ -45,6 +46,11 @@ from registry.tables import Job, Model, Source, Target, Version, utc_now
 from registry.versions import prune
 
 router = APIRouter(tags=["models"])
+
+GIVE_BASE = (
+    'give one: `base` as {"uri": …}, {"upload": …} or "initial", or the part `base` of a form; or'
+    " choose another method"
+)
 
 
 @router.post(
@@ -81,6 +87,8 @@ class ModelIntake(Intake[ModelCreate]):
                 "there are no initial weights that could be the base",
                 hint="send them in the part `file` of a form, or give the base by uri or upload",
             )
+        method = METHODS[fields.merge.method]
+        method.require_base(given=base is not None or "base" in files, hint=GIVE_BASE)
         match base:
             case BaseFromUri():
                 return {"base": Place(uri=base.uri)}
@@ -243,7 +251,7 @@ def update_model(
         if changes.name is not None:
             rename(session, row, changes.name)
         if changes.merge is not None:
-            row.merge = _checked_merge(row, changes.merge)
+            row.merge = _checked_merge(session, row, changes.merge)
         if changes.keep_sources is not None:
             row.keep_sources = changes.keep_sources
         if "queue" in given:
@@ -255,9 +263,9 @@ def update_model(
         return _info(session, row)
 
 
-def _checked_merge(model: Model, changes: dict[str, Any]) -> dict[str, Any]:
+def _checked_merge(session: Session, model: Model, changes: dict[str, Any]) -> dict[str, Any]:
     try:
-        merge = check_merge(changed_merge(model, changes))
+        merge = check_merge(changed_merge(session, model, changes))
     except ValidationError as error:
         raise wrong_values(error, "body", "merge") from error
     except ValueError as error:

@@ -89,6 +89,14 @@ class Method(Generic[Parameters]):
         """Of a fold by this method, in order."""
         return (*BEFORE_MERGE, *self.stages, TRANSFER, *AFTER_MERGE)
 
+    def require_base(self, *, given: bool, hint: str) -> None:
+        """Raises ConfigError where it needs a base and there is none; the hint says what to do."""
+        if self.needs.base and not given:
+            raise ConfigError(
+                f"{self.name} needs a base: the model that all sources were fine-tuned from",
+                hint=hint,
+            )
+
     def require_beginning(self, *, first: bool) -> None:
         """Whether it can begin with no state of its own: always with a model's first source.
 

@@ -3,10 +3,13 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NoReturn
 
 import pytest
 
+from grasp_core.config import FoldConfig
+from grasp_core.methods import METHODS
+from grasp_core.methods.declaration import Method, Needs
 from tests.app.scraping import scraped
 from tests.app.world import World, checkpoint, sha256
 
@@ -247,6 +250,84 @@ def test_strangers_see_neither(world: World) -> None:
 
     for path in ("/models/merged/base", "/models/merged/versions/1/state"):
         assert world.client.get(path, headers=bob).status_code == 404
+
+
+# Methods that need them
+
+
+class SummedConfig(FoldConfig):
+    method: Literal["summed"] = "summed"
+
+
+class CountedConfig(FoldConfig):
+    method: Literal["counted"] = "counted"
+
+
+def never(*_: object) -> NoReturn:
+    raise NotImplementedError
+
+
+SUMMED = Method("summed", "Compares with a base.", None, SummedConfig, never, Needs(base=True))
+COUNTED = Method(
+    "counted", "Counts all sources.", None, CountedConfig, never, Needs(history=True), state=1
+)
+
+
+@pytest.fixture
+def methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    for method in (SUMMED, COUNTED):
+        monkeypatch.setitem(METHODS, method.name, method)
+
+
+@pytest.mark.usefixtures("methods")
+def test_a_method_that_needs_a_base_is_not_begun_without_one(world: World) -> None:
+    merge = {"method": "summed"}
+    with world.nothing_left():
+        for files in (None, {"file": INITIAL}):
+            answer = world.post_model(files=files, merge=merge)
+            assert (answer.status_code, answer.json()["code"]) == (422, "invalid_config")
+            assert answer.json()["detail"].startswith("summed needs a base")
+            assert "the part `base` of a form" in answer.json()["hint"]
+
+    assert world.post_model("part", files={"base": BASE}, merge=merge).status_code == 201
+    answer = world.post_model("initial", files={"file": INITIAL}, merge=merge, base="initial")
+    assert answer.status_code == 201
+
+
+@pytest.mark.usefixtures("methods")
+def test_a_model_without_a_base_is_not_changed_to_a_method_that_needs_it(world: World) -> None:
+    world.ready_model("without")
+    world.ready_model("with", files={"base": BASE})
+    change = {"merge": {"method": "summed"}}
+
+    refused = world.client.patch("/models/without", json=change)
+    changed = world.client.patch("/models/with", json=change)
+
+    assert (refused.status_code, refused.json()["code"]) == (422, "invalid_config")
+    assert "make one with this method, and its base" in refused.json()["hint"]
+    assert world.client.get("/models/without/info").json()["merge"]["method"] == "grasp"
+    assert (changed.status_code, changed.json()["merge"]["method"]) == (200, "summed")
+
+
+@pytest.mark.usefixtures("methods")
+def test_a_method_that_needs_all_folds_before_takes_over_only_what_it_made(world: World) -> None:
+    world.ready_model(merge={"method": "counted"})
+    begun = {"merge": {"method": "counted"}}
+
+    def fold_by(method: str, seed: int, state: bytes | None) -> None:
+        assert world.post_source(checkpoint(seed)).status_code == 202
+        world.publish(state=state, config={"method": method})
+
+    fold_by("counted", 1, STATE)
+    assert world.client.patch("/models/merged", json={"merge": {"method": "grasp"}}).is_success
+    fold_by("grasp", 2, None)
+
+    refused = world.client.patch("/models/merged", json=begun)
+    assert (refused.status_code, refused.json()["code"]) == (422, "invalid_config")
+    assert "counted cannot take over" in refused.json()["detail"]
+
+    world.client.post("/models/merged/rollback", json={"version": 1})
+    assert world.client.patch("/models/merged", json=begun).is_success
 
 
 # When they are bad

@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 from sqlalchemy import select
 
-from grasp_core.config import GateConfig
+from grasp_core.config import FoldConfig, GateConfig
 from grasp_core.kinds.image.config import PreprocessingOverrides
 from grasp_core.methods.grasp import PRESETS, GraspConfig
 from grasp_core.spec import ModelSpec
@@ -168,10 +168,15 @@ def merge_of(world: World, **values: object) -> Model:
     return world.add_model(target, merge=GraspConfig.model_validate(values))[0]
 
 
+def changed_merge(world: World, model: Model, changes: dict[str, object]) -> FoldConfig:
+    with world.database.read() as session:
+        return models.changed_merge(session, model, changes)
+
+
 def test_merge_parameters_change_one_by_one(world: World) -> None:
     model = merge_of(world, tau=0.2, refine={"epochs": 1, "lr": 1e-3})
 
-    changed = models.changed_merge(model, {"blend": 0.5, "refine": {"lr": 1e-4}})
+    changed = changed_merge(world, model, {"blend": 0.5, "refine": {"lr": 1e-4}})
 
     assert changed == GraspConfig.model_validate(
         {"tau": 0.2, "blend": 0.5, "refine": {"epochs": 1, "lr": 1e-4}}
@@ -184,7 +189,7 @@ def test_merge_parameters_change_one_by_one(world: World) -> None:
 def test_a_preset_replaces_what_it_names_and_what_is_given_wins(world: World) -> None:
     model = merge_of(world, tau=0.7, alignment_batches=5, seed=3, gate={"max_drop": 0.5})
 
-    changed = models.changed_merge(model, {"preset": "paper", "alignment_batches": 9})
+    changed = changed_merge(world, model, {"preset": "paper", "alignment_batches": 9})
 
     expected = PRESETS["paper"] | {"preset": "paper", "alignment_batches": 9}
     assert {name: getattr(changed, name) for name in expected} == expected
@@ -194,7 +199,7 @@ def test_a_preset_replaces_what_it_names_and_what_is_given_wins(world: World) ->
 def test_leaving_a_preset_keeps_its_values(world: World) -> None:
     model = merge_of(world, preset="paper")
 
-    changed = models.changed_merge(model, {"preset": None, "blend": 0.25})
+    changed = changed_merge(world, model, {"preset": None, "blend": 0.25})
 
     assert isinstance(changed, GraspConfig)
     assert (changed.preset, changed.tau, changed.blend) == (None, 0.3, 0.25)
@@ -205,7 +210,7 @@ def test_impossible_parameters_are_all_named(world: World) -> None:
 
     def wrong(**changes: object) -> list[tuple[int | str, ...]]:
         with pytest.raises(ValidationError) as raised:
-            models.changed_merge(model, changes)
+            changed_merge(world, model, changes)
         return [error["loc"] for error in raised.value.errors()]
 
     found = wrong(blend=2, refine={"lr": -1}, tua=0.3)
