@@ -113,8 +113,16 @@ def test_the_present_release_goes_on_where_the_previous_one_stopped(left: Left) 
             report = client.get(version["links"]["report"]).json()
             assert (report["sha256"], report["parent"]) == (version["sha256"], parent["sha256"])
         check_pages(client, left, after)
-        again = client.get("/models/merged/info").json()
-        assert again["sources"] == {"succeeded": 4, "rejected": 1}
+
+        other = {"merge": {"method": "mean"}}  # which the previous release did not have
+        assert client.patch("/models/merged", json=other).status_code == 200
+        second = client.get(after[1]["links"]["self"]).content
+        offered = client.post("/sources", params={"model": "merged"}, content=second)
+        assert ended(client, offered.json()["job"]["id"])["status"] == "succeeded"
+        remembered = [version["state"] is not None for version in versions_of(client)]
+        assert remembered == [False] * 5 + [True]
+        info = client.get("/models/merged/info").json()
+        assert info["sources"] == {"succeeded": 5, "rejected": 1}
 
 
 def versions_of(client: httpx.Client) -> list[Json]:
