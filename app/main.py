@@ -15,7 +15,7 @@ from app.intake.tus import TusHeaders
 from app.metrics_requests import RequestMetrics
 from app.openapi import DESCRIPTION, TAGS, install_openapi
 from app.pages import router as pages
-from app.pages.answers import PageAnswers
+from app.pages.rendering import PageMiddleware
 from app.routes import jobs, models, sources, system, targets, uploads, versions
 from app.service import Service
 from registry.process.logs import configure_logs
@@ -56,7 +56,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     install_openapi(app)
     app.state.request_metrics = RequestMetrics()
     app.add_middleware(RequestContext, metrics=app.state.request_metrics)
-    app.add_middleware(PageAnswers)
+    app.add_middleware(PageMiddleware)
     app.add_middleware(TusHeaders)
     return app
 

@@ -20,21 +20,21 @@ from registry.tables import Scope, utc_now
 
 PUBLIC: Final = "public"
 POLICY: dict[str, Scope | Literal["public"]] = {
-    "show_login": PUBLIC,
+    "login_page": PUBLIC,
     "log_in": PUBLIC,
     "log_out": PUBLIC,
-    "show_docs": PUBLIC,
+    "docs_page": PUBLIC,
     "get_asset": PUBLIC,  # scripts and styles, without data
-    "show_models": "read",
-    "show_model_page": "read",
-    "show_version_page": "read",
-    "show_comparison": "read",
-    "show_jobs": "read",
-    "show_job_page": "read",
-    "show_upload": "write",
-    "show_targets": "read",
-    "show_target_page": "read",
-    "show_workers": "read",
+    "models_page": "read",
+    "model_page": "read",
+    "version_page": "read",
+    "comparison_page": "read",
+    "jobs_page": "read",
+    "job_page": "read",
+    "upload_page": "write",
+    "targets_page": "read",
+    "target_page": "read",
+    "workers_page": "read",
     "healthz": PUBLIC,
     "readyz": PUBLIC,
     "show_metrics": "admin",  # of all owners together

@@ -1,7 +1,7 @@
 """Charts as SVG, drawn by pure functions: values in, text out."""
 
-from app.charts.bars import bar, shade
 from app.charts.lines import Series, line_chart, sparkline
+from app.charts.parameters import Scored, score_chart
 from app.charts.provenance import (
     Contributor,
     contributors,
@@ -9,7 +9,7 @@ from app.charts.provenance import (
     provenance_rows,
     share_bar,
 )
-from app.charts.scores import Scored, score_chart
+from app.charts.svg import bar, shade
 
 __all__ = [
     "Contributor",

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from app.charts.scales import Scale, accuracy_ticks, thinned, ticks
-from app.charts.svg import drawing, element, number
+from app.charts.svg import Scale, accuracy_ticks, drawing, element, number, thinned, ticks
 
 WIDTH, HEIGHT = 560, 290
 LEFT, RIGHT, TOP, BOTTOM = 64, 22, 14, 40
@@ -33,7 +32,7 @@ class _Plane:
     x: Scale
     y: Scale
     x_name: str
-    show: Callable[[float], str]  # a value in words
+    format_value: Callable[[float], str]  # a value in words
 
 
 def line_chart(
@@ -42,7 +41,7 @@ def line_chart(
     at: Sequence[int],
     series: Sequence[Series],
     *,
-    show: Callable[[float], str],
+    format_value: Callable[[float], str],
     shares: bool = False,
     hollow: Collection[int] = (),
 ) -> Markup:
@@ -57,12 +56,12 @@ def line_chart(
         x=Scale(first, max(last, first + 1), LEFT + 14, WIDTH - RIGHT),
         y=Scale(marks[0], marks[-1], HEIGHT - BOTTOM, TOP),
         x_name=x_name,
-        show=show,
+        format_value=format_value,
     )
     parts = [*_grid(plane, marks), *_labels(plane, at)]
     for line in series:
         parts += _line(plane, line, line.points(at), hollow)
-    return drawing(WIDTH, HEIGHT, title, _told(plane, series, at), parts, class_="chart")
+    return drawing(WIDTH, HEIGHT, title, _description(plane, series, at), parts, class_="chart")
 
 
 def _grid(plane: _Plane, marks: Sequence[float]) -> list[Markup]:
@@ -70,7 +69,7 @@ def _grid(plane: _Plane, marks: Sequence[float]) -> list[Markup]:
     for mark in marks:
         y = plane.y(mark)
         parts.append(element("line", class_="grid", x1=LEFT, x2=WIDTH, y1=y, y2=y))
-        parts.append(_text(plane.show(mark), LEFT - 8, y + 4, "end"))
+        parts.append(_text(plane.format_value(mark), LEFT - 8, y + 4, "end"))
     return parts
 
 
@@ -93,9 +92,9 @@ def _line(
     places = [(plane.x(i), plane.y(value)) for i, value in points]
     drawn = [element("polyline", class_=f"line s{line.slot}", points=_path(places))]
     for (i, value), (x, y) in zip(points, places, strict=True):
-        told = element("title", f"{line.name}, {plane.x_name} {i}: {plane.show(value)}")
+        title = element("title", f"{line.name}, {plane.x_name} {i}: {plane.format_value(value)}")
         ring = " hollow" if i in hollow else ""
-        drawn.append(element("circle", told, class_=f"dot s{line.slot}{ring}", cx=x, cy=y, r=4))
+        drawn.append(element("circle", title, class_=f"dot s{line.slot}{ring}", cx=x, cy=y, r=4))
     return drawn
 
 
@@ -103,9 +102,9 @@ def _path(places: Sequence[tuple[float, float]]) -> str:
     return " ".join(f"{number(x)},{number(y)}" for x, y in places)
 
 
-def _told(plane: _Plane, series: Sequence[Series], at: Sequence[int]) -> str:
+def _description(plane: _Plane, series: Sequence[Series], at: Sequence[int]) -> str:
     def at_end(point: tuple[int, float]) -> str:
-        return f"{plane.show(point[1])} at {plane.x_name} {point[0]}"
+        return f"{plane.format_value(point[1])} at {plane.x_name} {point[0]}"
 
     lines = [(line.name, line.points(at)) for line in series]
     parts = [f"{name}: {at_end(p[0])}, {at_end(p[-1])}" for name, p in lines if p]

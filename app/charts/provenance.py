@@ -6,10 +6,10 @@ from itertools import groupby
 
 from markupsafe import Markup
 
-from app.charts.layers import Group, depth_for, in_blocks, layer_of
+from app.charts.parameters import Group, depth_for, in_blocks, layer_of
 from app.charts.svg import drawing, element
 
-COLOURS = 7  # that can be told apart, by most eyes; what is beyond them shares the last, grey
+COLOURS = 7  # that can be name apart, by most eyes; what is beyond them shares the last, grey
 OTHERS = COLOURS
 MOST_LAYERS = 250
 BAND_WIDTH = 1000
@@ -123,7 +123,7 @@ def _band(found: Sequence[Layer], names: Mapping[int, str]) -> Markup:
 
 
 def _cell(layer: Layer, left: float, width: float, names: Mapping[int, str]) -> Markup:
-    parts, top = [element("title", _words(layer, names))], 0.0
+    parts, top = [element("title", _label(layer, names))], 0.0
     for slot, share in layer.shares.items():
         place = {"x": left, "y": top, "width": width, "height": share}
         parts.append(element("rect", class_=f"s{slot}", **place))
@@ -131,7 +131,7 @@ def _cell(layer: Layer, left: float, width: float, names: Mapping[int, str]) -> 
     return element("g", *parts)
 
 
-def _words(layer: Layer, names: Mapping[int, str]) -> str:
+def _label(layer: Layer, names: Mapping[int, str]) -> str:
     shares = ", ".join(f"{names[slot]} {share:.0%}" for slot, share in layer.shares.items())
     return f"{layer.name}: {shares or 'unknown'} ({layer.size:,} parameters)"
 
@@ -141,8 +141,8 @@ def share_bar(title: str, parts: Sequence[Contributor]) -> Markup:
     drawn, left = [], 0.0
     for part in parts:
         width = 1000 * part.share
-        told = element("title", f"{part.name}: {part.share:.1%}")
-        drawn.append(element("rect", told, class_=f"s{part.slot}", x=left, width=width, height=20))
+        name = element("title", f"{part.name}: {part.share:.1%}")
+        drawn.append(element("rect", name, class_=f"s{part.slot}", x=left, width=width, height=20))
         left += width
     about = ", ".join(f"{part.name} {part.share:.1%}" for part in parts)
     return drawing(1000, 20, title, about, drawn, class_="share-bar", preserveAspectRatio="none")

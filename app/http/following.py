@@ -18,7 +18,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app.schemas import JobRead
-from app.show import show_job
+from app.serializers import serialize_job
 from registry.database import Database
 from registry.jobs.states import TERMINAL
 from registry.process.logs import RepeatedWarning, get_log
@@ -38,7 +38,7 @@ class JobState:
         self.id = job.id
         self.revision = job.revision
         self.status = job.status
-        self._shown: JobRead = show_job(job)
+        self._shown: JobRead = serialize_job(job)
 
     @property
     def ended(self) -> bool:

@@ -2,21 +2,10 @@
 
 from fastapi import APIRouter
 
-from app.pages import (
-    assets,
-    compare,
-    docs,
-    jobs,
-    login,
-    models,
-    targets,
-    upload,
-    versions,
-    workers,
-)
+from app.pages import assets, jobs, login, models, targets, versions
 
-ROOMS = (models, compare, versions, jobs, upload, targets, workers, login, docs, assets)
+PAGES = (models, versions, jobs, targets, login, assets)
 
 router = APIRouter(include_in_schema=False)
-for room in ROOMS:
-    router.include_router(room.router)
+for module in PAGES:
+    router.include_router(module.router)

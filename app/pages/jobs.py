@@ -1,4 +1,4 @@
-"""The jobs, and one of them while it runs and after."""
+"""The jobs, one of them while it runs and after, and the workers that run them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,16 +9,16 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from app.fields import Cursor, Id, RefFilter
-from app.pages.measured import STAGE_NAMES, measured
-from app.pages.origins import origins
 from app.pages.rendering import PageDep
-from app.pages.reports import read_report, source_names
+from app.pages.reports import STAGE_NAMES, origins, read_report, source_names, view_report
+from app.routes.system import serialize_worker
 from app.schemas import JobRead
+from app.serializers import serialize_job
 from app.service import ServiceDep
-from app.show import show_job
 from grasp_core.methods import METHODS
 from registry.blobs.damage import find_holds
 from registry.jobs.states import ACTIVE, JobStatus
+from registry.jobs.workers import list_workers
 from registry.lookup import find, find_named, list_page
 from registry.tables import Job, Model, Source, Target
 
@@ -35,7 +35,7 @@ router = APIRouter()
 
 
 @dataclass(frozen=True)
-class Task:
+class JobRow:
     """A job, and the names of what it is about."""
 
     job: JobRead
@@ -44,7 +44,7 @@ class Task:
     source: str | None
 
     @property
-    def words(self) -> str:
+    def title(self) -> str:
         """What it does."""
         match self.job.kind:
             case "validate":
@@ -64,7 +64,7 @@ class Task:
 
 
 @router.get("/ui/jobs")
-def show_jobs(
+def jobs_page(
     service: ServiceDep,
     page: PageDep,
     model: RefFilter = None,
@@ -79,16 +79,16 @@ def show_jobs(
         if status is not None:
             conditions.append(Job.status == status)
         found = list_page(session, Job, owner, conditions, limit=JOBS_PER_PAGE, cursor=cursor)
-        return page.show(
+        return page.render(
             "jobs.html",
-            tasks=tasks(session, found.items),
+            jobs=job_rows(session, found.items),
             next_cursor=found.next_cursor,
             model=model,
             status=status,
         )
 
 
-def tasks(session: Session, jobs: Sequence[Job]) -> list[Task]:
+def job_rows(session: Session, jobs: Sequence[Job]) -> list[JobRow]:
     names: dict[str | None, str] = {}
     for table, ids in (
         (Model, {job.model_id for job in jobs}),
@@ -98,8 +98,8 @@ def tasks(session: Session, jobs: Sequence[Job]) -> list[Task]:
         query = select(table.id, table.name).where(table.id.in_(ids))
         names |= {row.id: row.name for row in session.execute(query)}
     return [
-        Task(
-            job=show_job(job),
+        JobRow(
+            job=serialize_job(job),
             model=names.get(job.model_id),
             target=names.get(job.target_id),
             source=job.candidate["name"] if job.candidate else names.get(job.source_id),
@@ -109,19 +109,19 @@ def tasks(session: Session, jobs: Sequence[Job]) -> list[Task]:
 
 
 @router.get("/ui/jobs/{job}")
-def show_job_page(job: Id, service: ServiceDep, page: PageDep) -> HTMLResponse:
+def job_page(job: Id, service: ServiceDep, page: PageDep) -> HTMLResponse:
     with service.database.read() as session:
         row = find(session, Job, page.caller.owner, job)
         model = session.get(Model, row.model_id) if row.model_id else None
         report = read_report(session, row.id) if model else None
         waits = model is not None and row.status == "queued"
-        return page.show(
+        return page.render(
             "job.html",
-            task=tasks(session, [row])[0],
+            row=job_rows(session, [row])[0],
             stages=_stages(row, model),
             ahead=_ahead(session, row),
             held=find_holds(session, [model]).get(model.id) if waits and model else None,
-            measured=measured(report, model.classes or ()) if report and model else None,
+            report_view=view_report(report, model.classes or ()) if report and model else None,
             origins=origins(report, source_names(session, model.id)) if report and model else None,
         )
 
@@ -141,3 +141,11 @@ def _ahead(session: Session, job: Job) -> int:
         Job.queue_id == job.queue_id, Job.status.in_(ACTIVE), Job.seq < job.seq
     )
     return session.scalar(earlier) or 0
+
+
+@router.get("/ui/workers")
+def workers_page(service: ServiceDep, page: PageDep) -> HTMLResponse:
+    with service.database.read() as session:
+        rows = list_workers(session)
+        workers = [serialize_worker(session, row, service, page.caller) for row in rows]
+    return page.render("workers.html", workers=workers)

@@ -1,4 +1,4 @@
-"""Signing in with a key, and out again."""
+"""What needs no key: signing in with one, and out again, and the API's documentation."""
 
 import re
 from typing import Annotated
@@ -6,7 +6,7 @@ from urllib.parse import parse_qs
 
 from fastapi import APIRouter, Query, Request
 from fastapi.concurrency import run_in_threadpool
-from fastapi.responses import RedirectResponse, Response
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from app.access.auth import identify, opens
 from app.access.browsers import is_own, sign_in, sign_out
@@ -24,7 +24,7 @@ Next = Annotated[str, Query(max_length=2000)]
 
 
 @router.get("/ui/login")
-def show_login(
+def login_page(
     request: Request,
     service: ServiceDep,
     next: Next = "/",  # noqa: A002
@@ -57,6 +57,12 @@ def log_out(request: Request) -> Response:
     response = RedirectResponse("/ui/login", SEE_OTHER)
     sign_out(response)
     return response
+
+
+@router.get("/docs")
+def docs_page() -> HTMLResponse:
+    """From files of an installed package."""
+    return render("docs.html")
 
 
 def _require_own(request: Request) -> None:

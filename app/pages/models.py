@@ -1,7 +1,9 @@
-"""The models, and one of them."""
+"""The models, one of them, and the forms that change it. The API judges what is put into them."""
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
@@ -10,25 +12,26 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from app.charts import sparkline
-from app.fields import Cursor, Reference
-from app.pages.jobs import tasks
-from app.pages.lineage import accuracy, accuracy_chart, class_table, load_lineage
-from app.pages.origins import Origins, origins
-from app.pages.parameters import fields
+from app.fields import Cursor, Reference, RefFilter
+from app.pages.formatting import percent
+from app.pages.jobs import job_rows
 from app.pages.rendering import PageDep
-from app.pages.reports import read_report, source_names
-from app.pages.words import percent
+from app.pages.reports import Origins, flat, origins, read_report, source_names
+from app.pages.versions import accuracy, accuracy_chart, class_table, load_lineage
 from app.schemas import JobRead, ModelRead, SourceRead
+from app.serializers import serialize_job, serialize_model, serialize_source, serialize_target
 from app.service import ServiceDep
-from app.show import show_job, show_model, show_source, show_target
+from grasp_core.config import FoldConfig
 from grasp_core.kinds import known_kinds
+from grasp_core.methods import METHODS
 from registry.blobs.damage import find_holds
-from registry.lookup import find_named, list_page
+from registry.lookup import MAX_PAGE, find_named, list_page
 from registry.tables import Job, Model, Source, Target, Version
 
 MODELS_PER_PAGE = 30
 MOST_SPARKS = 30  # versions in a sparkline
 MOST_ROWS = 15  # of sources and jobs on a model's page
+ELSEWHERE = ("device",)  # merge parameters that are the worker's
 
 router = APIRouter()
 
@@ -47,17 +50,17 @@ class Card:
 
 
 @router.get("/")
-def show_models(service: ServiceDep, page: PageDep, cursor: Cursor = None) -> HTMLResponse:
+def models_page(service: ServiceDep, page: PageDep, cursor: Cursor = None) -> HTMLResponse:
     owner = page.caller.owner
     with service.database.read() as session:
         found = list_page(session, Model, owner, [], limit=MODELS_PER_PAGE, cursor=cursor)
         targets = list_page(session, Target, owner, [], limit=100, cursor=None).items
-        return page.show(
+        return page.render(
             "models.html",
             cards=_cards(session, found.items),
             next_cursor=found.next_cursor,
             kinds=known_kinds().values(),
-            targets=[show_target(target) for target in targets if target.status != "failed"],
+            targets=[serialize_target(target) for target in targets if target.status != "failed"],
         )
 
 
@@ -69,7 +72,7 @@ def _cards(session: Session, models: Sequence[Model]) -> list[Card]:
     targets = {row.id: row.name for row in session.execute(named)}
     return [
         Card(
-            model=show_model(model),
+            model=serialize_model(model),
             target=targets[model.target_id],
             waiting=waiting.get(model.id, 0),
             running=running.get(model.id),
@@ -110,7 +113,7 @@ def _queues(
     running = select(Job).where(Job.model_id.in_(ids), Job.status == "running")
     return (
         {str(row[0]): row[1] for row in session.execute(counted)},
-        {str(job.model_id): show_job(job) for job in session.scalars(running)},
+        {str(job.model_id): serialize_job(job) for job in session.scalars(running)},
     )
 
 
@@ -122,25 +125,25 @@ def _spark(name: str, history: Sequence[float]) -> Markup | None:
 
 
 @router.get("/ui/models/{model}")
-def show_model_page(model: Reference, service: ServiceDep, page: PageDep) -> HTMLResponse:
+def model_page(model: Reference, service: ServiceDep, page: PageDep) -> HTMLResponse:
     with service.database.read() as session:
         row = find_named(session, Model, page.caller.owner, model)
-        shown = show_model(row, find_holds(session, [row]).get(row.id))
+        shown = serialize_model(row, find_holds(session, [row]).get(row.id))
         entries = load_lineage(session, row)
         jobs = list_page(
             session, Job, row.owner, [Job.model_id == row.id], limit=MOST_ROWS, cursor=None
         )
-        return page.show(
+        return page.render(
             "model.html",
             model=shown,
-            target=show_target(session.get_one(Target, row.target_id)),
+            target=serialize_target(session.get_one(Target, row.target_id)),
             entries=entries,
             newest=entries[-1] if entries else None,
             chart=accuracy_chart(entries) if entries else None,
             classes=class_table(entries, row.classes or ()),
             origins=_newest_origins(session, row),
             sources=_sources(session, row),
-            tasks=tasks(session, jobs.items),
+            jobs=job_rows(session, jobs.items),
             waiting=_queues(session, [row.id])[0].get(row.id, 0),
             parameters=fields(shown.merge),
         )
@@ -160,4 +163,80 @@ def _sources(session: Session, model: Model) -> list[SourceRead]:
         .order_by(Source.id.desc())
         .limit(MOST_ROWS)
     )
-    return [show_source(source, job) for source, job in session.execute(offered)]
+    return [serialize_source(source, job) for source, job in session.execute(offered)]
+
+
+@dataclass(frozen=True)
+class Field:
+    """One parameter, by its dotted name; nothing typed means none."""
+
+    name: str
+    value: str
+    choices: Sequence[str]  # empty: typed
+    meaning: str
+
+
+def fields(merge: FoldConfig | Mapping[str, Any]) -> list[Field]:
+    """The method and its own parameters first, then what all methods have."""
+    if not isinstance(merge, FoldConfig):  # of a method that is not installed: another can be set
+        return [_method(merge["method"])]
+    values = flat(merge.model_dump(mode="json"))
+    schema = type(merge).model_json_schema()
+    found = [
+        Field(name, _text(values[name]), _choices(part), part.get("description", ""))
+        for name, part in _leaves(schema, schema["$defs"])
+        if name not in (*ELSEWHERE, "method")
+    ]
+    found.sort(key=lambda field: field.name.partition(".")[0] in FoldConfig.model_fields)
+    return [_method(merge.method), *found]
+
+
+def _method(name: str) -> Field:
+    meaning = " ".join(f"{method.name}: {method.summary}" for method in METHODS.values())
+    return Field("method", name, list(dict.fromkeys([name, *METHODS])), meaning)
+
+
+def _leaves(
+    schema: Mapping[str, Any], definitions: Mapping[str, Any], prefix: str = ""
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for name, part in schema["properties"].items():
+        if "$ref" in part:
+            inner = definitions[part["$ref"].rpartition("/")[2]]
+            yield from _leaves(inner, definitions, f"{prefix}{name}.")
+        else:
+            yield prefix + name, part
+
+
+def _choices(schema: Mapping[str, Any]) -> list[str]:
+    found: list[str] = []
+    for option in schema.get("anyOf", [schema]):
+        match option:
+            case {"enum": names}:
+                found += names
+            case {"const": name}:
+                found.append(name)
+            case {"type": "boolean"}:
+                found += ["true", "false"]
+            case {"type": "null"}:
+                found.append("")
+            case _:
+                return []
+    return found
+
+
+def _text(value: Any) -> str:
+    """As it is typed: words as they are, nothing for none, the rest as JSON."""
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+@router.get("/ui/upload")
+def upload_page(service: ServiceDep, page: PageDep, model: RefFilter = None) -> HTMLResponse:
+    with service.database.read() as session:
+        found = list_page(session, Model, page.caller.owner, [], limit=MAX_PAGE, cursor=None)
+        return page.render(
+            "upload.html",
+            models=[serialize_model(row) for row in found.items if row.status != "failed"],
+            chosen=model,
+        )

@@ -1,14 +1,43 @@
-"""A fold's report, as pages read it."""
+"""A fold's report, arranged for a page: of a version, a rejected fold, or a dry run."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from markupsafe import Markup
 from pydantic import ValidationError
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from grasp_core.report import FoldReport
+from app.charts import (
+    Contributor,
+    Scored,
+    Series,
+    bar,
+    contributors,
+    layers,
+    line_chart,
+    provenance_rows,
+    score_chart,
+    shade,
+    share_bar,
+)
+from app.charts.provenance import OTHERS, Row
+from app.pages.formatting import decimal, percent
+from grasp_core.methods import METHODS, all_stages
+from grasp_core.report import FoldReport, Metrics, SplitMetrics
 from registry.tables import Job, Source
+
+MEASURES: tuple[tuple[str, str], ...] = (
+    ("accuracy", "Accuracy"),
+    ("f1", "F1"),
+    ("precision", "Precision"),
+    ("recall", "Recall"),
+    ("auroc", "AUROC"),
+)
+STAGE_NAMES = {stage.name: stage.title for stage in all_stages()}
+MOST_CLASSES = 20  # in a confusion matrix
+MOST_PAIRS = 15
 
 
 def read_report(session: Session, job_id: str) -> FoldReport | None:
@@ -35,3 +64,223 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             found[f"{prefix}{name}"] = value
     return found
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One figure on one split, before and after."""
+
+    before: float | None
+    after: float | None
+
+    @property
+    def change(self) -> float | None:
+        if self.before is None or self.after is None:
+            return None
+        return self.after - self.before
+
+
+@dataclass(frozen=True)
+class Cell:
+    count: int
+    shade: str
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """Truth against prediction; of many classes, only the pairs that are confused most."""
+
+    classes: Sequence[str]
+    rows: Sequence[tuple[str, Sequence[Cell]]]
+    pairs: Sequence[tuple[str, str, int]]  # truth, prediction, how often
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What the method measured of every parameter, and chose by."""
+
+    name: str
+    meaning: str
+    chart: Markup
+    parameters: Sequence[Scored]
+
+
+@dataclass(frozen=True)
+class StageRow:
+    name: str
+    seconds: float
+    bar: Markup
+    peak_bytes: int
+
+
+@dataclass(frozen=True)
+class ReportView:
+    """All that a page shows of a report."""
+
+    report: FoldReport
+    val: Measure  # accuracy
+    test: Measure
+    measures: Sequence[tuple[str, Measure, Measure]]  # name, on validation, on test
+    scores: Scores | None
+    confusions: Mapping[str, Confusion]  # by split
+    loss: Markup | None
+    refinement: Markup | None
+    stages: Sequence[StageRow]
+
+    @property
+    def seconds(self) -> float:
+        return sum(stage.seconds for stage in self.stages)
+
+    @property
+    def peak_bytes(self) -> int:
+        return max((stage.peak_bytes for stage in self.stages), default=0)
+
+
+def view_report(report: FoldReport, classes: Sequence[str]) -> ReportView:
+    moments = (report.metrics.before, report.metrics.after)
+
+    def measure(split: str, name: str) -> Measure:
+        return Measure(*(_figure(moment, split, name) for moment in moments))
+
+    return ReportView(
+        report=report,
+        val=measure("val", "accuracy"),
+        test=measure("test", "accuracy"),
+        measures=[
+            (words, measure("val", name), measure("test", name))
+            for name, words in MEASURES
+            if report.metrics.after
+        ],
+        scores=_scores(report),
+        confusions=_confusions(report.metrics.after, classes),
+        loss=_loss(report),
+        refinement=_refinement(report),
+        stages=_stages(report),
+    )
+
+
+def _figure(metrics: SplitMetrics | None, split: str, name: str) -> float | None:
+    found: float | None = getattr(getattr(metrics, split), name) if metrics else None
+    return found
+
+
+def _scores(report: FoldReport) -> Scores | None:
+    """None of the first source, which is compared with nothing, and of methods without scores."""
+    scored = [
+        Scored(p.name, p.size, p.score, float(p.transferred))
+        for p in report.parameters
+        if p.score is not None
+    ]
+    if not scored:
+        return None
+    method = METHODS.get(report.method)
+    told = method.score if method else None
+    threshold = report.details.get(told.threshold) if told and told.threshold else None
+    line = float(threshold) if isinstance(threshold, int | float) else None
+    name = told.name if told else "score"
+    chart = score_chart(name, scored, line, told.symbol if told else "")
+    return Scores(name, told.meaning if told else "", chart, scored)
+
+
+def _confusions(after: SplitMetrics | None, classes: Sequence[str]) -> dict[str, Confusion]:
+    splits: dict[str, Metrics] = {"test": after.test, "validation": after.val} if after else {}
+    return {
+        name: _confusion(found.confusion_matrix, classes)
+        for name, found in splits.items()
+        if found.confusion_matrix and len(found.confusion_matrix) == len(classes)
+    }
+
+
+def _confusion(matrix: Sequence[Sequence[int]], classes: Sequence[str]) -> Confusion:
+    wrong = [
+        (classes[truth], classes[guess], count)
+        for truth, row in enumerate(matrix)
+        for guess, count in enumerate(row)
+        if truth != guess and count
+    ]
+    pairs = sorted(wrong, key=lambda pair: -pair[2])[:MOST_PAIRS]
+    if len(classes) > MOST_CLASSES:
+        return Confusion(classes, (), pairs)
+    rows = [
+        (classes[truth], [_cell(count, row, truth == guess) for guess, count in enumerate(row)])
+        for truth, row in enumerate(matrix)
+    ]
+    return Confusion(classes, rows, pairs)
+
+
+def _cell(count: int, row: Sequence[int], right: bool) -> Cell:
+    share = count / (sum(row) or 1)
+    return Cell(count, shade(share, "good") if right else shade(3 * share, "bad"))
+
+
+def _loss(report: FoldReport) -> Markup | None:
+    if not report.history:
+        return None
+    losses = Series("training loss", [epoch.train_loss for epoch in report.history], 6)
+    at = [epoch.epoch for epoch in report.history]
+    return line_chart("Training loss of each epoch", "epoch", at, [losses], format_value=decimal)
+
+
+def _refinement(report: FoldReport) -> Markup | None:
+    """Epoch 0 is the model as it was before the fold."""
+    if not report.history:
+        return None
+    before = report.metrics.before
+    start = [(0, before.val.accuracy)] if before else []
+    points = start + [(epoch.epoch, epoch.val_accuracy) for epoch in report.history]
+    at = [epoch for epoch, _ in points]
+    line = Series("validation accuracy", [accuracy for _, accuracy in points], 0)
+    others = set(at) - {report.best_epoch}
+    title = "Validation accuracy after each epoch"
+    return line_chart(title, "epoch", at, [line], format_value=percent, shares=True, hollow=others)
+
+
+def _stages(report: FoldReport) -> list[StageRow]:
+    longest = max((stage.seconds for stage in report.stages), default=0.0) or 1.0
+    return [
+        StageRow(
+            STAGE_NAMES.get(stage.name, stage.name),
+            stage.seconds,
+            bar(stage.seconds / longest),
+            stage.peak_bytes,
+        )
+        for stage in report.stages
+    ]
+
+
+@dataclass(frozen=True)
+class Origins:
+    """The map, its legend, and a bar of the whole."""
+
+    bar: Markup
+    legend: Sequence[Contributor]
+    rows: Sequence[Row]
+
+    @property
+    def names(self) -> dict[int, str]:
+        return {part.slot: part.name for part in self.legend}
+
+
+def origins(report: FoldReport, names: Mapping[str, str]) -> Origins | None:
+    """None if the report does not tell. `names` are those of the sources, by sha256."""
+    sizes = {p.name: p.size for p in report.parameters if p.name in report.provenance.shares}
+    if not sizes:
+        return None
+    found = contributors(report.given(), names)
+    legend = _legend(list(found.values()))
+    slots = {key: part.slot for key, part in found.items()}
+    drawn = layers(sizes, report.provenance.shares, slots)
+    return Origins(
+        bar=share_bar("Share of all parameters that each source gave", legend),
+        legend=legend,
+        rows=provenance_rows(drawn, {part.slot: part.name for part in legend}),
+    )
+
+
+def _legend(parts: Sequence[Contributor]) -> list[Contributor]:
+    alone = [part for part in parts if part.slot != OTHERS]
+    small = [part for part in parts if part.slot == OTHERS]
+    if not small:
+        return alone
+    together = sum(part.share for part in small)
+    return [*alone, Contributor(f"{len(small)} others", together, OTHERS)]

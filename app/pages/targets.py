@@ -11,8 +11,8 @@ from sqlalchemy import select
 from app.charts import bar
 from app.fields import Cursor, Reference
 from app.pages.rendering import PageDep
+from app.serializers import serialize_model, serialize_target
 from app.service import ServiceDep
-from app.show import show_model, show_target
 from grasp_core.kinds import known_kinds
 from registry.lookup import find_named, list_page
 from registry.tables import Model, Target
@@ -49,31 +49,31 @@ class ClassRow:
 
 
 @router.get("/ui/targets")
-def show_targets(service: ServiceDep, page: PageDep, cursor: Cursor = None) -> HTMLResponse:
+def targets_page(service: ServiceDep, page: PageDep, cursor: Cursor = None) -> HTMLResponse:
     owner = page.caller.owner
     with service.database.read() as session:
         found = list_page(session, Target, owner, [], limit=TARGETS_PER_PAGE, cursor=cursor)
-        return page.show(
+        return page.render(
             "targets.html",
-            targets=[show_target(row) for row in found.items],
+            targets=[serialize_target(row) for row in found.items],
             kinds=known_kinds().values(),
             next_cursor=found.next_cursor,
         )
 
 
 @router.get("/ui/targets/{target}")
-def show_target_page(target: Reference, service: ServiceDep, page: PageDep) -> HTMLResponse:
+def target_page(target: Reference, service: ServiceDep, page: PageDep) -> HTMLResponse:
     with service.database.read() as session:
         row = find_named(session, Target, page.caller.owner, target)
         session.refresh(row, ["samples"])
         users = select(Model).where(Model.target_id == row.id).order_by(Model.id.desc())
-        return page.show(
+        return page.render(
             "target.html",
-            target=show_target(row),
+            target=serialize_target(row),
             examples=_examples(row.kind),
             classes=_classes(row),
             splits=SPLITS,
-            models=[show_model(model) for model in session.scalars(users)],
+            models=[serialize_model(model) for model in session.scalars(users)],
         )
 
 

@@ -18,8 +18,8 @@ from app.http.requests import unless_gone
 from app.intake.idempotency import Created, OnceDep
 from app.openapi import REPORT, problems
 from app.schemas import JobRead, Page
+from app.serializers import serialize_job
 from app.service import Service, ServiceDep
-from app.show import show_job
 from registry.errors import BytesGone, Conflict, NotFound
 from registry.jobs.queue import cancel, has_error, retry, retry_failed
 from registry.jobs.states import RETRIABLE, JobKind, JobStatus
@@ -67,7 +67,7 @@ def list_jobs(
         if code is not None:
             conditions.append(has_error(code))
         page = list_page(session, Job, caller.owner, conditions, limit=limit, cursor=cursor)
-        return Page(items=[show_job(job) for job in page.items], next_cursor=page.next_cursor)
+        return Page(items=[serialize_job(job) for job in page.items], next_cursor=page.next_cursor)
 
 
 @router.get(
@@ -178,7 +178,7 @@ def cancel_job(job: Id, service: ServiceDep, caller: CallerDep, once: OnceDep) -
             row = find(session, Job, caller.owner, job)
             cancel(session, row.id, utc_now())
             session.refresh(row)
-            return Created(show_job(row), 202)
+            return Created(serialize_job(row), 202)
 
         return once.run(session, None, act)
 
@@ -198,7 +198,7 @@ def retry_job(job: Id, service: ServiceDep, caller: CallerDep, once: OnceDep) ->
             row = find(session, Job, caller.owner, job)
             _require_bytes(session, row)
             retry(session, row)
-            return Created(show_job(row), 202)
+            return Created(serialize_job(row), 202)
 
         return once.run(session, None, act)
 
@@ -222,7 +222,7 @@ def retry_failed_jobs(
 
         def act() -> Created:
             again = retry_failed(session, code, owner=caller.owner, limit=MAX_PAGE)
-            jobs = [show_job(job) for job in again]
+            jobs = [serialize_job(job) for job in again]
             return Created(Page[JobRead](items=jobs, next_cursor=None), 202)
 
         return once.run(session, None, act)

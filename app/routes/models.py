@@ -27,8 +27,8 @@ from app.schemas import (
     ModelUpdate,
     Page,
 )
+from app.serializers import model_fields, serialize_job, serialize_model, serialize_source
 from app.service import ServiceDep
-from app.show import model_fields, show_job, show_model, show_source
 from grasp_core.config import FoldConfig, Frozen
 from grasp_core.kinds import Kind, check_augmentation, find_kind
 from grasp_core.methods import METHODS
@@ -132,7 +132,7 @@ class ModelIntake(Intake[ModelCreate]):
             base=blobs.get("file" if fields.base == "initial" else "base"),
             request_id=self.request_id,
         )
-        body = ModelCreated(model=show_model(model), job=show_job(job))
+        body = ModelCreated(model=serialize_model(model), job=serialize_job(job))
         if "file" in blobs:
             source, first, _ = offer_source(
                 session,
@@ -142,7 +142,7 @@ class ModelIntake(Intake[ModelCreate]):
                 classes=None,
                 request_id=self.request_id,
             )
-            body.source = show_source(source, first)
+            body.source = serialize_source(source, first)
         return Created(body, 201, f"/models/{model.id}/info")
 
 
@@ -197,7 +197,7 @@ def list_models(
             conditions.append(Model.status == status)
         page = list_page(session, Model, caller.owner, conditions, limit=limit, cursor=cursor)
         holds = find_holds(session, page.items)
-        items = [show_model(row, holds.get(row.id)) for row in page.items]
+        items = [serialize_model(row, holds.get(row.id)) for row in page.items]
         return Page(items=items, next_cursor=page.next_cursor)
 
 

@@ -29,8 +29,8 @@ from app.intake.receiving import validated
 from app.intake.uploads import metadata_of
 from app.openapi import UPLOAD_PROBLEMS, problems, upload_body
 from app.schemas import Page, SourceCreated, SourceFromUpload, SourceFromUri, SourceRead
+from app.serializers import serialize_job, serialize_source
 from app.service import Service, ServiceDep
-from app.show import show_job, show_source
 from grasp_core.errors import CheckpointError
 from registry.blobs.base import Blob
 from registry.errors import NotFound
@@ -138,9 +138,11 @@ class SourceIntake(FileIntake[SourceFields]):
         }
         if self._dry_run:
             job = try_source(session, model, blob, **details)
-            return Created(SourceCreated(source=None, job=show_job(job)), 202, f"/jobs/{job.id}")
+            return Created(
+                SourceCreated(source=None, job=serialize_job(job)), 202, f"/jobs/{job.id}"
+            )
         source, job, new = offer_source(session, model, blob, **details)
-        body = SourceCreated(source=show_source(source, job), job=show_job(job))
+        body = SourceCreated(source=serialize_source(source, job), job=serialize_job(job))
         return Created(body, 202 if new else 200, f"/jobs/{job.id}")
 
     async def answer(self) -> JSONResponse:
@@ -190,7 +192,7 @@ def list_sources(
         page = list_page(session, Source, caller.owner, conditions, limit=limit, cursor=cursor)
         wanted = select(Job).where(Job.id.in_([source.job_id for source in page.items]))
         jobs = {job.id: job for job in session.scalars(wanted)}
-        items = [show_source(source, jobs[source.job_id]) for source in page.items]
+        items = [serialize_source(source, jobs[source.job_id]) for source in page.items]
         return Page(items=items, next_cursor=page.next_cursor)
 
 
@@ -198,4 +200,4 @@ def list_sources(
 def get_source(source: Id, service: ServiceDep, caller: CallerDep) -> SourceRead:
     with service.database.read() as session:
         row = find(session, Source, caller.owner, source)
-        return show_source(row, session.get_one(Job, row.job_id))
+        return serialize_source(row, session.get_one(Job, row.job_id))

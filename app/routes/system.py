@@ -86,11 +86,13 @@ def list_workers(
             if (cursor is None or worker.id > cursor)
             and (alive is None or is_alive(worker, service.settings) == alive)
         ]
-        items = [show_worker(session, row, service, caller) for row in rows[:limit]]
+        items = [serialize_worker(session, row, service, caller) for row in rows[:limit]]
         return Page(items=items, next_cursor=items[-1].id if len(rows) > limit else None)
 
 
-def show_worker(session: Session, worker: Worker, service: Service, caller: Caller) -> WorkerRead:
+def serialize_worker(
+    session: Session, worker: Worker, service: Service, caller: Caller
+) -> WorkerRead:
     job = session.get(Job, worker.job_id) if worker.job_id else None
     return WorkerRead(
         id=worker.id,

@@ -34,8 +34,8 @@ from app.schemas import (
     TargetRead,
     TargetSamples,
 )
+from app.serializers import serialize_job, serialize_target
 from app.service import ServiceDep
-from app.show import show_job, show_target
 from grasp_core.kinds import DEFAULT
 from registry.blobs.base import Blob
 from registry.errors import Unusable
@@ -113,7 +113,7 @@ class TargetIntake(FileIntake[TargetFields]):
             blob=blobs.get("file"),
             request_id=self.request_id,
         )
-        body = TargetCreated(target=show_target(target), job=show_job(job))
+        body = TargetCreated(target=serialize_target(target), job=serialize_job(job))
         return Created(body, 202, f"/jobs/{job.id}")
 
 
@@ -128,7 +128,9 @@ def list_targets(
     conditions = [Target.status == status] if status else []
     with service.database.read() as session:
         page = list_page(session, Target, caller.owner, conditions, limit=limit, cursor=cursor)
-        return Page(items=[show_target(row) for row in page.items], next_cursor=page.next_cursor)
+        return Page(
+            items=[serialize_target(row) for row in page.items], next_cursor=page.next_cursor
+        )
 
 
 @router.get(
@@ -138,7 +140,7 @@ def list_targets(
 )
 def get_target(target: Reference, service: ServiceDep, caller: CallerDep) -> TargetRead:
     with service.database.read() as session:
-        return show_target(find_named(session, Target, caller.owner, target))
+        return serialize_target(find_named(session, Target, caller.owner, target))
 
 
 @router.get(

@@ -27,8 +27,8 @@ from app.intake.tus import (
 from app.intake.uploads import Arrival, inspector_of, next_expiry
 from app.openapi import UPLOAD_PROBLEMS, header_of, problems
 from app.schemas import Page, UploadRead
+from app.serializers import serialize_upload
 from app.service import Service, ServiceDep
-from app.show import show_upload
 from grasp_core.errors import CheckpointError, GraspError
 from registry.errors import NotFound
 from registry.lookup import list_page
@@ -130,7 +130,7 @@ async def create_upload(
                 await run_in_threadpool(_forget, service, upload)
             raise
     kept = {name: created.headers[name] for name in KEPT if name in created.headers}
-    body = show_upload(upload).model_dump(mode="json")
+    body = serialize_upload(upload).model_dump(mode="json")
     return JSONResponse(body, status_code=201, headers=_state(upload) | kept)
 
 
@@ -148,7 +148,9 @@ def list_uploads(
         conditions.append((Upload.received == Upload.size) == finished)
     with service.database.read() as session:
         page = list_page(session, Upload, caller.owner, conditions, limit=limit, cursor=cursor)
-        return Page(items=[show_upload(row) for row in page.items], next_cursor=page.next_cursor)
+        return Page(
+            items=[serialize_upload(row) for row in page.items], next_cursor=page.next_cursor
+        )
 
 
 @router.get(
@@ -162,7 +164,7 @@ def list_uploads(
 def get_upload(upload: Id, service: ServiceDep, caller: CallerDep) -> JSONResponse:
     """`HEAD` gives the headers alone, which is how tus asks where to go on."""
     row = _find(service, caller.owner, upload)
-    return JSONResponse(show_upload(row).model_dump(mode="json"), headers=_state(row))
+    return JSONResponse(serialize_upload(row).model_dump(mode="json"), headers=_state(row))
 
 
 router.add_api_route(
@@ -231,7 +233,7 @@ def _create(service: Service, once: Once, size: int, metadata: str) -> JSONRespo
             details = {"metadata": metadata}
             upload = create_upload_row(session, once.owner, size, details, expires_at)
             inspector_of(session, upload)  # of a model that is there
-            return Created(show_upload(upload), 201, f"/uploads/{upload.id}")
+            return Created(serialize_upload(upload), 201, f"/uploads/{upload.id}")
 
         return once.run(session, {"size": size, "metadata": metadata}, act)
 

@@ -15,8 +15,8 @@ from app.intake.idempotency import Created, OnceDep
 from app.intake.receiving import json_body
 from app.openapi import BINARY, CONDITIONS, REPORT, body_of, problems
 from app.schemas import Contribution, Page, ParameterOrigin, ProvenanceRead, Rollback, VersionRead
+from app.serializers import serialize_version
 from app.service import Service, ServiceDep
-from app.show import show_version
 from grasp_core.provenance import Provenance
 from registry.blobs.base import BlobDamaged, BlobMissing
 from registry.blobs.damage import (
@@ -80,7 +80,7 @@ def list_versions(
             query = query.where(Version.number < cursor)
         rows = session.scalars(query.order_by(Version.number.desc()).limit(limit + 1)).all()
         known = find_version_problems(session, rows)
-        items = [show_version(row, known.get(row.number)) for row in rows[:limit]]
+        items = [serialize_version(row, known.get(row.number)) for row in rows[:limit]]
         more = str(items[-1].number) if len(rows) > limit else None
         return Page(items=items, next_cursor=more)
 
@@ -231,7 +231,7 @@ def rollback_model(
             version = rollback(session, found, wanted.version, utc_now())
             forget_problems(session, _blobs(version))  # they were read a moment ago
             session.flush()
-            shown = show_version(version)
+            shown = serialize_version(version)
             return Created(shown, 201, shown.links["self"])
 
         return once.run(session, wanted.model_dump(), act)

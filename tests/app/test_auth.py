@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 from app.access.auth import POLICY, PUBLIC, is_loopback
 from app.access.tokens import token
 from app.main import create_app
-from app.pages import ROOMS
+from app.pages import PAGES
 from registry.database import Database
 from registry.jobs.transitions import change
 from registry.keys import revoke_key
@@ -95,7 +95,7 @@ def call(
 
 
 def test_every_operation_has_a_policy() -> None:
-    pages = {route.name for room in ROOMS for route in room.router.routes}
+    pages = {route.name for module in PAGES for route in module.router.routes}
     assert pages.isdisjoint(OPERATIONS)
     assert {*OPERATIONS, *pages} == set(POLICY)
 

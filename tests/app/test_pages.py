@@ -6,7 +6,7 @@ import pytest
 
 from app.access.auth import POLICY
 from app.main import create_app
-from app.pages import ROOMS
+from app.pages import PAGES
 from registry.process.settings import Settings
 from tests.app.reading import Outline, page
 from tests.app.story import Story
@@ -80,8 +80,8 @@ def test_no_page_is_in_the_openapi_document_and_each_is_tried_here() -> None:
     templates = {path.partition("?")[0] for path in (*LISTS, *OF_THE_STORY)}
     of_pages = [
         route.path
-        for room in ROOMS
-        for route in room.router.routes
+        for module in PAGES
+        for route in module.router.routes
         if POLICY[route.name] in ("read", "write")
     ]
     for path in of_pages:
@@ -206,7 +206,7 @@ def test_a_page_that_breaks_is_a_page_too(world: World, monkeypatch: pytest.Monk
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("a secret of the inside")
 
-    monkeypatch.setattr("app.pages.workers.list_workers", broken)
+    monkeypatch.setattr("app.pages.jobs.list_workers", broken)
     text = page(world, "/ui/workers", 500)
     assert "internal_error" in text
     assert "secret" not in text

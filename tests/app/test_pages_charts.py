@@ -23,10 +23,9 @@ from app.charts import (
     share_bar,
     sparkline,
 )
-from app.charts.layers import block_of, depth_for, layer_of
+from app.charts.parameters import block_of, depth_for, layer_of
 from app.charts.provenance import COLOURS, MOST_LAYERS, OTHERS
-from app.charts.scales import Scale, accuracy_ticks, thinned, ticks
-from app.charts.svg import element
+from app.charts.svg import Scale, accuracy_ticks, element, thinned, ticks
 
 HOSTILE = """<script>alert("1" & '2')</script>"""
 
@@ -101,7 +100,7 @@ def chart(values: Sequence[float | None], **options: bool | set[int]) -> Element
     line = Series("validation", values, 0)
     at = range(1, len(values) + 1)
     show = "{:.2f}".format
-    return parsed(line_chart("Accuracy", "version", at, [line], show=show, **options))  # type: ignore[arg-type]
+    return parsed(line_chart("Accuracy", "version", at, [line], format_value=show, **options))  # type: ignore[arg-type]
 
 
 def test_a_line_has_a_mark_for_each_value_and_higher_ones_stand_higher() -> None:

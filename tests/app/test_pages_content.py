@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from app.pages.lineage import MOST_VERSIONS
 from app.pages.reports import flat
+from app.pages.versions import MOST_VERSIONS
 from registry.jobs.transitions import change
 from registry.tables import Job, Model, Target, utc_now
 from registry.versions import FoldResult, record_trial

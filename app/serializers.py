@@ -18,7 +18,7 @@ from registry.jobs.transitions import Failure
 from registry.tables import Job, Model, ProblemKind, Source, Target, Upload, Version
 
 
-def show_job(job: Job) -> JobRead:
+def serialize_job(job: Job) -> JobRead:
     return JobRead(
         id=job.id,
         kind=job.kind,
@@ -66,7 +66,7 @@ def _has_report(job: Job) -> bool:
     return job.kind in ("fold", "dry_run") and job.status in ("succeeded", "rejected")
 
 
-def show_target(target: Target) -> TargetRead:
+def serialize_target(target: Target) -> TargetRead:
     summary: Mapping[str, Any] = target.summary or {}
     return TargetRead(
         id=target.id,
@@ -111,7 +111,7 @@ def model_fields(model: Model, held: Failure | None = None) -> dict[str, Any]:
         "keep_versions": model.keep_versions,
         "keep_sources": model.keep_sources,
         "queue": model.device_class,
-        "base": _show_blob(model.base_sha256, model.base_size),
+        "base": _serialize_blob(model.base_sha256, model.base_size),
         "error": model.error,
         "held": held.as_error() if held else None,
         "job": model.job_id,
@@ -130,11 +130,11 @@ def model_fields(model: Model, held: Failure | None = None) -> dict[str, Any]:
     }
 
 
-def show_model(model: Model, held: Failure | None = None) -> ModelRead:
+def serialize_model(model: Model, held: Failure | None = None) -> ModelRead:
     return ModelRead.model_validate(model_fields(model, held))
 
 
-def show_source(source: Source, job: Job) -> SourceRead:
+def serialize_source(source: Source, job: Job) -> SourceRead:
     return SourceRead(
         id=source.id,
         name=source.name,
@@ -155,7 +155,7 @@ def show_source(source: Source, job: Job) -> SourceRead:
     )
 
 
-def show_upload(upload: Upload) -> UploadRead:
+def serialize_upload(upload: Upload) -> UploadRead:
     return UploadRead(
         id=upload.id,
         size=upload.size,
@@ -167,13 +167,13 @@ def show_upload(upload: Upload) -> UploadRead:
     )
 
 
-def show_version(version: Version, problem: ProblemKind | None = None) -> VersionRead:
+def serialize_version(version: Version, problem: ProblemKind | None = None) -> VersionRead:
     me = f"/models/{version.model_id}/versions/{version.number}"
     return VersionRead(
         number=version.number,
         sha256=version.sha256,
         size=version.size,
-        state=_show_blob(version.state_sha256, version.state_size),
+        state=_serialize_blob(version.state_sha256, version.state_size),
         parent=version.parent,
         source=version.source_id,
         rollback_of=version.rollback_of,
@@ -193,7 +193,7 @@ def show_version(version: Version, problem: ProblemKind | None = None) -> Versio
     )
 
 
-def _show_blob(sha256: str | None, size: int | None) -> BlobRead | None:
+def _serialize_blob(sha256: str | None, size: int | None) -> BlobRead | None:
     return None if sha256 is None or size is None else BlobRead(sha256=sha256, size=size)
 
 

@@ -1,19 +1,61 @@
-"""What a method measured of every parameter, and chose by."""
+"""A network's parameters in the order of its layers: grouped as its modules are, and what a method
+measured of each, and chose by.
+"""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from typing import Generic, TypeVar
 
 from markupsafe import Markup
 
-from app.charts.layers import in_blocks
-from app.charts.scales import Scale
-from app.charts.svg import drawing, element, number
+from app.charts.svg import Scale, drawing, element, number
+
+Item = TypeVar("Item")
 
 WIDTH, HEIGHT = 960, 300
 LEFT, RIGHT, TOP, BOTTOM = 46, 60, 14, 30
 CHARACTER = 7.0  # width of one in a label
 LEAST_BLOCK = 4.0  # width of one that is marked off
 MOST_MARKS = 400
+
+
+@dataclass(frozen=True)
+class Group(Generic[Item]):
+    """What belongs to one block of the network."""
+
+    name: str
+    items: Sequence[Item]
+
+
+def block_of(parameter: str) -> str:
+    """blocks.2.0.conv.weight is in blocks.2, head.fc.weight in head."""
+    parts = parameter.split(".")
+    numbered = next((i for i, part in enumerate(parts) if part.isdecimal()), 0)
+    return ".".join(parts[: numbered + 1])
+
+
+def layer_of(parameter: str, depth: int | None = None) -> str:
+    """The module that has this parameter, or one that contains that, `depth` names deep."""
+    parts = parameter.split(".")
+    return ".".join(parts[:-1][:depth] or parts)
+
+
+def in_blocks(items: Iterable[Item], name: Callable[[Item], str]) -> list[Group[Item]]:
+    """Neighbours of the same block together."""
+    grouped = groupby(items, key=lambda item: block_of(name(item)))
+    return [Group(block, list(members)) for block, members in grouped]
+
+
+def depth_for(parameters: Sequence[str], most: int) -> int | None:
+    """How deep modules may be told apart so that there are at most so many; None: all the way."""
+    if len({layer_of(name) for name in parameters}) <= most:
+        return None
+    deepest = max(name.count(".") for name in parameters)
+    for depth in range(deepest, 1, -1):
+        if len({layer_of(name, depth) for name in parameters}) <= most:
+            return depth
+    return 1
 
 
 @dataclass(frozen=True)
@@ -39,11 +81,11 @@ def score_chart(
     if threshold is not None:
         parts += _threshold(threshold, symbol, y)
     title = f"{name.capitalize()} of each parameter"
-    told = _told(name, parameters, threshold)
-    return drawing(WIDTH, HEIGHT, title, told, parts, class_="chart wide")
+    description = _description(name, parameters, threshold)
+    return drawing(WIDTH, HEIGHT, title, description, parts, class_="chart wide")
 
 
-def _told(name: str, parameters: Sequence[Scored], threshold: float | None) -> str:
+def _description(name: str, parameters: Sequence[Scored], threshold: float | None) -> str:
     taken = sum(p.transferred > 0 for p in parameters)
     above = f" with {name} above the threshold {threshold:.3f}" if threshold is not None else ""
     return f"{taken} of {len(parameters)} parameter tensors were transferred{above}"
@@ -91,7 +133,7 @@ def _stems(name: str, parameters: Sequence[Scored], x: Scale, y: Scale) -> list[
         parts.append(
             element(
                 "g",
-                element("title", _words(name, p)),
+                element("title", _label(name, p)),
                 element("line", x1=place, x2=place, y1=y(0), y2=height),
                 element("circle", cx=place, cy=height, r=radius),
                 class_=_kind(p),
@@ -112,7 +154,7 @@ def _kind(parameter: Scored) -> str:
     return "taken" if parameter.transferred > 0 else "left"
 
 
-def _words(name: str, parameter: Scored) -> str:
+def _label(name: str, parameter: Scored) -> str:
     share = parameter.transferred
     fate = "transferred" if share == 1 else f"{share:.0%} transferred" if share else "kept"
     return f"{parameter.name}: {name} {parameter.score:.3f}, {fate}"

@@ -4,7 +4,17 @@ from datetime import timedelta
 
 import pytest
 
-from app.pages.words import ago, change, count, decimal, duration, percent, progress, size, trend
+from app.pages.formatting import (
+    ago,
+    change,
+    count,
+    decimal,
+    duration,
+    percent,
+    progress,
+    size,
+    trend,
+)
 from registry.tables import utc_now
 
 
