@@ -11,8 +11,8 @@ from app.access.auth import authorize
 from app.errors import install_error_handlers
 from app.http.following import Following
 from app.http.requests import RequestContext
-from app.intake.tus import TusHeaders
-from app.metrics_requests import RequestMetrics
+from app.intake.uploads import TusHeaders
+from app.metrics import RequestMetrics
 from app.openapi import DESCRIPTION, TAGS, install_openapi
 from app.pages import router as pages
 from app.pages.rendering import PageMiddleware

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from app.intake.tus import read_metadata
+from app.intake.uploads import read_metadata
 from app.schemas import (
     BlobRead,
     JobRead,

@@ -12,7 +12,7 @@ import uvicorn
 from sqlalchemy.exc import DatabaseError
 
 from app.access.auth import is_loopback
-from app.access.peers import can_tell
+from app.access.peers import can_recognise
 from app.access.tokens import token
 from app.http.connections import RESERVE, BoundedProtocol, Connections, Limits
 from registry.database import Database
@@ -75,7 +75,7 @@ def _serve(settings: Settings, listener: socket.socket, secret: str | None) -> N
     with Workers([{}] * settings.workers):
         url = _url(listener)
         log.info("serving", url=url, home=str(settings.home.absolute()))
-        if secret and not settings.open and not can_tell():
+        if secret and not settings.open and not can_recognise():
             _tell_of_token(settings, url, secret)
         server.run(sockets=[listener])
 

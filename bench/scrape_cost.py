@@ -20,8 +20,7 @@ from typing import Any
 
 from sqlalchemy import event, insert, text
 
-from app.metrics import render_metrics
-from app.metrics_requests import RequestMetrics
+from app.metrics import RequestMetrics, render_metrics
 from registry.database import Database
 from registry.process.settings import Settings
 from registry.tables import Job, Json, Model, Queue, Source, Target, Version

@@ -26,7 +26,7 @@ def drawn(text: str) -> dict[str, str | None]:
         "app.http.downloads",
         "app.fetching.base",
         "app.intake.multipart",
-        "app.intake.tus",
+        "app.intake.uploads",
         "grasp_client.errors",
         "grasp_core.errors",
         "registry.blobs.base",

@@ -16,8 +16,17 @@ from multiprocessing import resource_tracker
 
 from grasp_core.operations import Operation
 from worker.child_process import Setup, main
-from worker.failures import describe, post_mortem
-from worker.messages import STOP, Event, Failed, Last, Order, Progressed, Ready
+from worker.messages import (
+    STOP,
+    Event,
+    Failed,
+    Last,
+    Order,
+    Progressed,
+    Ready,
+    describe,
+    post_mortem,
+)
 
 EXIT_S = 5.0  # from its last word to the end of a process; freeing a GPU takes a while
 

@@ -23,8 +23,7 @@ from threading import Thread
 import structlog
 
 from grasp_core.errors import FoldStopped
-from worker.failures import describe
-from worker.messages import STOP, Finished, Last, Order, Progressed, Ready, Stopped
+from worker.messages import STOP, Finished, Last, Order, Progressed, Ready, Stopped, describe
 
 if sys.platform != "win32":
     import resource

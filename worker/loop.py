@@ -33,8 +33,7 @@ from worker.child import Child, SparePool
 from worker.devices import device_class
 from worker.identity import expire_dead_workers, register, total_memory
 from worker.jobs import JobReader, read_job
-from worker.observability import JobContext, observe
-from worker.totals import Tally
+from worker.observability import JobContext, Tally, observe
 
 CLEAN_S = 30.0  # between two looks for what nothing refers to any more
 NO_ROOM_S = 30.0  # or a worker with a full disk, which fails fast, would take job after job

@@ -50,7 +50,7 @@ def peer_uid(transport: asyncio.BaseTransport) -> int | None:
     return found.uid if found and found.inode and found.uid != NOBODY else None
 
 
-def can_tell() -> bool:
+def can_recognise() -> bool:
     """Whether a connection of our own is recognised as ours."""
     try:
         with ExitStack() as stack:

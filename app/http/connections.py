@@ -21,7 +21,7 @@ from uvicorn.server import ServerState
 from app.access.peers import PEER_UID, peer_uid
 from app.errors import STATUS, problem
 from app.http.requests import CROWDED, LINGER_SECONDS, QUIET, STOPPING, has_body, turned_away
-from app.metrics_requests import CLOSED_CONNECTIONS, OPEN_CONNECTIONS
+from app.metrics import CLOSED_CONNECTIONS, OPEN_CONNECTIONS
 from registry.process.logs import get_log
 from registry.process.settings import Settings
 

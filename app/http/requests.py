@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.errors import RETRY_SECONDS, problem, unexpected
-from app.metrics_requests import OTHER, RequestMetrics, route_of
+from app.metrics import OTHER, RequestMetrics, route_of
 from registry.process.logs import get_log
 from registry.process.tracing import log_context, set_attributes, set_failed, traced
 

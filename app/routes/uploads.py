@@ -14,17 +14,19 @@ from app.http.requests import has_body
 from app.intake.checkpoints import CheckpointInspector
 from app.intake.idempotency import Created, Once, OnceDep
 from app.intake.receiving import is_type, too_large
-from app.intake.tus import (
+from app.intake.uploads import (
     ALGORITHMS,
     EXTENSIONS,
     MEDIA_TYPE,
     MEDIA_TYPES,
+    Arrival,
     Checksum,
     UnsupportedMediaType,
     VersionChecked,
+    inspector_of,
+    next_expiry,
     read_metadata,
 )
-from app.intake.uploads import Arrival, inspector_of, next_expiry
 from app.openapi import UPLOAD_PROBLEMS, header_of, problems
 from app.schemas import Page, UploadRead
 from app.serializers import serialize_upload

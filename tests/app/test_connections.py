@@ -20,7 +20,7 @@ from uvicorn.server import ServerState
 
 from app.http.connections import MAX_BODIES, RESERVE, BoundedProtocol, Connections, Limits
 from app.http.requests import CROWDED
-from app.metrics_requests import CLOSED_CONNECTIONS
+from app.metrics import CLOSED_CONNECTIONS
 from registry.process.settings import Settings
 from tests.worker.waiting import until
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from app.access import peers
-from app.access.peers import can_tell, peer_uid
+from app.access.peers import can_recognise, peer_uid
 from tests.users import ANOTHER, another_user, as_root
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems do not say")
@@ -90,16 +90,16 @@ def test_a_user_whom_the_kernel_cannot_name_is_nobody(monkeypatch: pytest.Monkey
     with connected() as (_, accepted):
         monkeypatch.setattr(peers, "NOBODY", os.geteuid())
         assert uid_of(accepted) is None
-        assert not can_tell()
+        assert not can_recognise()
 
 
 def test_without_either_way_nobody_is_recognised(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    assert can_tell()
+    assert can_recognise()
     monkeypatch.setattr(peers, "NETLINK_SOCK_DIAG", 77)
     monkeypatch.setattr(peers, "TABLES", (tmp_path / "tcp",))
-    assert not can_tell()
+    assert not can_recognise()
     with connected() as (_, accepted):
         assert uid_of(accepted) is None
 

@@ -20,7 +20,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from app.intake.tus import MEDIA_TYPE
+from app.intake.uploads import MEDIA_TYPE
 from app.main import create_app
 from registry.process.settings import Settings
 from tests.app.conftest import opened

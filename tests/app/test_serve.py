@@ -69,7 +69,7 @@ def test_the_token_is_told_where_it_is_needed_and_only_to_who_looks(
         token = settings.token_file.read_text()
 
     monkeypatch.setattr(uvicorn.Server, "run", run)
-    monkeypatch.setattr("app.serve.can_tell", lambda: recognised)
+    monkeypatch.setattr("app.serve.can_recognise", lambda: recognised)
     monkeypatch.setattr("app.serve.log.info", lambda *event, **fields: said.append(f"{fields}"))
     monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}

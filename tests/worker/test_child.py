@@ -16,8 +16,7 @@ from tests.worker import faults
 from tests.worker.waiting import PATIENCE_S, drained, is_gone, last, result, until
 from worker.child import Child, SparePool
 from worker.child_process import PROGRESS_S
-from worker.failures import describe
-from worker.messages import Failed, Progressed, Stopped
+from worker.messages import Failed, Progressed, Stopped, describe
 
 
 @pytest.fixture

@@ -17,8 +17,7 @@ from tests.service.fake_folds import checkpoint
 from tests.service.place import Place
 from worker import observability
 from worker.messages import Progressed
-from worker.observability import AttemptObserver, JobContext
-from worker.totals import Tally
+from worker.observability import AttemptObserver, JobContext, Tally
 
 # What a child says in the course of a fold; metrics add up.
 FOLD: list[tuple[str, dict[str, float]]] = [

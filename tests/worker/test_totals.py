@@ -19,8 +19,7 @@ from registry.tables import Worker
 from tests.service.fake_folds import checkpoint
 from tests.service.place import Place
 from tests.worker.waiting import until
-from worker.observability import AttemptObserver
-from worker.totals import Tally
+from worker.observability import AttemptObserver, Tally
 
 
 @pytest.fixture
