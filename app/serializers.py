@@ -1,7 +1,9 @@
-"""Rows as the contract shows them."""
+"""Rows as the JSON of the contract."""
 
 from collections.abc import Mapping
 from typing import Any
+
+from sqlalchemy.orm import Session
 
 from app.intake.uploads import read_metadata
 from app.schemas import (
@@ -12,10 +14,14 @@ from app.schemas import (
     TargetRead,
     UploadRead,
     VersionRead,
+    WorkerRead,
 )
 from registry.jobs.states import RETRIABLE, TERMINAL
 from registry.jobs.transitions import Failure
-from registry.tables import Job, Model, ProblemKind, Source, Target, Upload, Version
+from registry.jobs.workers import is_alive
+from registry.keys import Caller
+from registry.process.settings import Settings
+from registry.tables import Job, Model, ProblemKind, Source, Target, Upload, Version, Worker
 
 
 def serialize_job(job: Job) -> JobRead:
@@ -195,6 +201,25 @@ def serialize_version(version: Version, problem: ProblemKind | None = None) -> V
 
 def _serialize_blob(sha256: str | None, size: int | None) -> BlobRead | None:
     return None if sha256 is None or size is None else BlobRead(sha256=sha256, size=size)
+
+
+def serialize_worker(
+    session: Session, worker: Worker, settings: Settings, caller: Caller
+) -> WorkerRead:
+    job = session.get(Job, worker.job_id) if worker.job_id else None
+    return WorkerRead(
+        id=worker.id,
+        host=worker.host,
+        pid=worker.pid,
+        device=worker.device,
+        memory_bytes=worker.memory_bytes,
+        release=worker.release,
+        alive=is_alive(worker, settings),
+        busy=worker.job_id is not None,
+        job=job.id if job and job.owner == caller.owner else None,
+        started_at=worker.started_at,
+        seen_at=worker.seen_at,
+    )
 
 
 def _present(links: Mapping[str, str | None]) -> dict[str, str]:

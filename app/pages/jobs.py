@@ -11,9 +11,8 @@ from sqlalchemy.orm import Session
 from app.fields import Cursor, Id, RefFilter
 from app.pages.rendering import PageDep
 from app.pages.reports import STAGE_NAMES, origins, read_report, source_names, view_report
-from app.routes.system import serialize_worker
 from app.schemas import JobRead
-from app.serializers import serialize_job
+from app.serializers import serialize_job, serialize_worker
 from app.service import ServiceDep
 from grasp_core.methods import METHODS
 from registry.blobs.damage import find_holds
@@ -147,5 +146,5 @@ def _ahead(session: Session, job: Job) -> int:
 def workers_page(service: ServiceDep, page: PageDep) -> HTMLResponse:
     with service.database.read() as session:
         rows = list_workers(session)
-        workers = [serialize_worker(session, row, service, page.caller) for row in rows]
+        workers = [serialize_worker(session, row, service.settings, page.caller) for row in rows]
     return page.render("workers.html", workers=workers)

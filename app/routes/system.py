@@ -7,21 +7,19 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
-from sqlalchemy.orm import Session
 
 from app.access.auth import CallerDep
 from app.fields import Cursor, Limit
 from app.metrics import CONTENT_TYPE, render_metrics
 from app.openapi import problems
 from app.schemas import Health, Page, Readiness, WorkerRead
+from app.serializers import serialize_worker
 from app.service import Service, ServiceDep
 from registry.blobs.base import StorageError
 from registry.database import is_read_only
 from registry.jobs.bell import broker_answers
 from registry.jobs.workers import is_alive
 from registry.jobs.workers import list_workers as list_worker_rows
-from registry.keys import Caller
-from registry.tables import Job, Worker
 
 router = APIRouter(tags=["system"])
 RELEASE = version("grasp-merge")
@@ -86,27 +84,8 @@ def list_workers(
             if (cursor is None or worker.id > cursor)
             and (alive is None or is_alive(worker, service.settings) == alive)
         ]
-        items = [serialize_worker(session, row, service, caller) for row in rows[:limit]]
+        items = [serialize_worker(session, row, service.settings, caller) for row in rows[:limit]]
         return Page(items=items, next_cursor=items[-1].id if len(rows) > limit else None)
-
-
-def serialize_worker(
-    session: Session, worker: Worker, service: Service, caller: Caller
-) -> WorkerRead:
-    job = session.get(Job, worker.job_id) if worker.job_id else None
-    return WorkerRead(
-        id=worker.id,
-        host=worker.host,
-        pid=worker.pid,
-        device=worker.device,
-        memory_bytes=worker.memory_bytes,
-        release=worker.release,
-        alive=is_alive(worker, service.settings),
-        busy=worker.job_id is not None,
-        job=job.id if job and job.owner == caller.owner else None,
-        started_at=worker.started_at,
-        seen_at=worker.seen_at,
-    )
 
 
 @router.get(
