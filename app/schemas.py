@@ -195,7 +195,7 @@ class ModelCreate(In):
         {}, description="What to replace of the architecture's own, as the target's kind takes it."
     )
     seed: int | None = Field(None, ge=0, le=2**63 - 1)
-    merge: Merge = parse_config({})
+    merge: Merge = Field(default_factory=lambda: parse_config({}))
     keep_versions: int | None = Field(
         None, ge=1, le=MAX_INT, description="Keep the weights of so many; null: of all."
     )

@@ -193,7 +193,7 @@ def fields(merge: FoldConfig | Mapping[str, Any]) -> list[Field]:
 
 def _method(name: str) -> Field:
     meaning = " ".join(f"{method.name}: {method.summary}" for method in METHODS.values())
-    return Field("method", name, list(dict.fromkeys([name, *METHODS])), meaning)
+    return Field("method", name, list(dict.fromkeys([*METHODS, name])), meaning)
 
 
 def _leaves(
