@@ -18,7 +18,7 @@ PATIENCE_S = 300  # for a slow machine; nothing here is a measurement
 
 
 @contextmanager
-def serving(home: Path) -> Iterator[tuple[httpx.Client, psutil.Process]]:
+def serving(home: Path, **environment: str) -> Iterator[tuple[httpx.Client, psutil.Process]]:
     """`grasp serve` as a user starts it, on a port and a folder of its own."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -30,7 +30,7 @@ def serving(home: Path) -> Iterator[tuple[httpx.Client, psutil.Process]]:
         "GRASP_DEVICE": "cpu",
     }
     command = [str(Path(sys.executable).with_name("grasp")), "serve"]
-    process = subprocess.Popen(command, env=os.environ | settings)
+    process = subprocess.Popen(command, env=os.environ | settings | environment)
     url = f"http://127.0.0.1:{port}"
     try:
         with httpx.Client(base_url=url, timeout=60, trust_env=False) as client:

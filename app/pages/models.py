@@ -145,7 +145,7 @@ def model_page(model: Reference, service: ServiceDep, page: PageDep) -> HTMLResp
             sources=_sources(session, row),
             jobs=job_rows(session, jobs.items),
             waiting=_queues(session, [row.id])[0].get(row.id, 0),
-            parameters=fields(shown.merge),
+            parameters=fields(shown.merge, shown.kind),
         )
 
 
@@ -176,12 +176,12 @@ class Field:
     meaning: str
 
 
-def fields(merge: FoldConfig | Mapping[str, Any]) -> list[Field]:
+def fields(merge: FoldConfig | Mapping[str, Any], kind: str) -> list[Field]:
     """The method and its own parameters first, then what all methods have."""
     if not isinstance(merge, FoldConfig):  # of a method that is not installed: another can be set
         return [_method(merge["method"])]
     values = flat(merge.model_dump(mode="json"))
-    schema = type(merge).model_json_schema()
+    schema = _schema(type(merge), kind)
     found = [
         Field(name, _text(values[name]), _choices(part), part.get("description", ""))
         for name, part in _leaves(schema, schema["$defs"])
@@ -189,6 +189,17 @@ def fields(merge: FoldConfig | Mapping[str, Any]) -> list[Field]:
     ]
     found.sort(key=lambda field: field.name.partition(".")[0] in FoldConfig.model_fields)
     return [_method(merge.method), *found]
+
+
+def _schema(parameters: type[FoldConfig], kind: str) -> dict[str, Any]:
+    """With the augmentation of this kind, and of no other."""
+    schema = parameters.model_json_schema()
+    known = known_kinds().get(kind)
+    own = known.augmentation.model_json_schema() if known else {}
+    definitions = schema["$defs"]
+    definitions["augmentation"] = {"properties": own.get("properties", {})}
+    definitions["RefineConfig"]["properties"]["augmentation"] = {"$ref": "augmentation"}
+    return schema
 
 
 def _method(name: str) -> Field:

@@ -14,8 +14,8 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from grasp_core.config import FoldConfig, Frozen
 from grasp_core.errors import ConfigError
+from grasp_core.kinds.declaration import Export, Implementation, Kind
 from grasp_core.kinds.image import IMAGE
-from grasp_core.kinds.kind import Export, Implementation, Kind
 from grasp_core.plugins import load_plugins
 
 __all__ = [

@@ -193,6 +193,10 @@ def test_pages_speak_of_what_there_is(world: World, sounds: str) -> None:
     new_target = page("/ui/targets")
     assert "<option>image</option><option>sound</option>" in new_target
     assert "Sounds: a zip of one folder per class." in new_target
+    world.post_model("ears", sounds)
+    parameters = page("/ui/models/ears")
+    assert "refine.augmentation.noise" in parameters
+    assert "refine.augmentation.flip" not in parameters
     new_model = page("/")
     assert 'name="preprocessing.image_size"' in new_model
     assert 'name="preprocessing.sample_rate"' in new_model
@@ -206,6 +210,7 @@ def test_what_a_lost_kind_made_is_still_shown(
     known_kinds.cache_clear()
 
     assert world.client.get("/models/ears/info").json()["kind"] == "sound"
+    assert world.client.get("/ui/models/ears").status_code == 200
     assert "All of its examples" in world.client.get("/ui/targets/sounds").text
     refused = world.post_model("more", sounds)
     assert refused.status_code == 422

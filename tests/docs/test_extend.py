@@ -119,6 +119,15 @@ def test_the_format_is_read_like_the_others(
         formats.open_images(path, Preprocessing(image_size=16, resize=16))
 
 
+@pytest.mark.parametrize("file", ["pyproject.toml", "__init__.py", "implementation.py"])
+def test_the_kind_is_the_example_word_for_word(file: str) -> None:
+    """Which tests/examples/test_tabular.py installs and takes through the whole service."""
+    titled = {block.title: block.text for block in blocks(PAGE.read_text())}
+    (path,) = (PAGE.parents[1] / "examples" / "tabular").rglob(file)
+
+    assert titled[path.relative_to(PAGE.parents[1]).as_posix()] == path.read_text()
+
+
 def json_line(number: int) -> str:
     encoded = io.BytesIO()
     Image.fromarray(np.full((16, 16), number, np.uint8)).save(encoded, "PNG")

@@ -1,7 +1,7 @@
 """Pictures with one label each, and the classifiers of timm. Importing this loads no torch."""
 
+from grasp_core.kinds.declaration import Implementation, Kind
 from grasp_core.kinds.image.config import Augmentation, Preprocessing, PreprocessingOverrides
-from grasp_core.kinds.kind import Implementation, Kind
 
 
 def _load() -> Implementation:

@@ -10,13 +10,13 @@ from timm.models import split_model_name_tag
 
 from grasp_core.card import table
 from grasp_core.checkpoints import CheckpointInfo
+from grasp_core.kinds.declaration import Export
 from grasp_core.kinds.image.architectures import (
     model_arguments,
     pretrained_config,
     resolve_preprocessing,
 )
 from grasp_core.kinds.image.config import Preprocessing
-from grasp_core.kinds.kind import Export
 from grasp_core.spec import ModelSpec
 
 # What timm knows of the architecture itself, and not of its own weights, licences or labels.

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from grasp_core.data import Limits, TargetData
+from grasp_core.kinds.declaration import Progress
 from grasp_core.kinds.image.architectures import create, head, resolve_preprocessing
 from grasp_core.kinds.image.config import Preprocessing
 from grasp_core.kinds.image.export import describe_export
 from grasp_core.kinds.image.formats import open_images
 from grasp_core.kinds.image.samples import show_samples
 from grasp_core.kinds.image.task import ImageClassification
-from grasp_core.kinds.kind import Progress
 from grasp_core.spec import ModelSpec
 
 __all__ = [
