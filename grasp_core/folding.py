@@ -205,7 +205,7 @@ class Inputs:
         lineage = self.lineage
         return FoldReport(
             outcome="rejected",
-            spec=self.spec,
+            spec=self.spec.model_dump(mode="json"),
             config=bench.config.model_dump(mode="json"),
             seed=bench.seed,
             version=lineage.version,

@@ -8,7 +8,6 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from grasp_core.provenance import Provenance
-from grasp_core.spec import ModelSpec
 
 
 class Record(BaseModel):
@@ -162,8 +161,8 @@ class FoldReport(Record):
     outcome: Literal["accepted", "rejected"]
     reason: str | None = None  # why it was rejected, or would have been
     forced: bool = False
-    spec: ModelSpec
-    config: dict[str, JsonValue]  # as it was: its method may be gone, or have other parameters now
+    spec: dict[str, JsonValue]  # as it was: its kind may be gone,
+    config: dict[str, JsonValue]  # its method too, or have other parameters now
     seed: int
     version: int
     parent: str | None  # sha256 of the version folded into

@@ -322,7 +322,7 @@ def make_report(sha256: str | None, *, first: bool = False) -> FoldReport:
     after = SplitMetrics(val=make_metrics(0.71), test=make_metrics(0.72, auroc=None))
     return FoldReport(
         outcome="accepted",
-        spec=ModelSpec(architecture="test_resnet", classes=CLASSES),
+        spec=ModelSpec(architecture="test_resnet", classes=CLASSES).model_dump(mode="json"),
         config=GraspConfig().model_dump(mode="json"),
         seed=0,
         version=3,

@@ -143,7 +143,7 @@ def test_a_report_says_all_of_the_augmentation(tmp_path: Path) -> None:
     report = fold(TINY, source, ToyTask(), tmp_path / "v1", config=config)
 
     assert parse_config(report.config).refine.augmentation == Augmentation().model_dump()
-    assert report.spec.kind == "image"
+    assert report.spec["kind"] == "image"
     assert "timm" in report.environment.libraries
 
 
