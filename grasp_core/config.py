@@ -1,4 +1,4 @@
-"""What a fold can be told: validated data, without torch, so that any process can check it."""
+"""The parameters of a fold: validated data, without torch, so that any process can check it."""
 
 from __future__ import annotations
 

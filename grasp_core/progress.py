@@ -1,4 +1,4 @@
-"""How a fold tells what it is doing, and hears that it should stop."""
+"""How a fold reports what it is doing, and hears that it should stop."""
 
 from __future__ import annotations
 

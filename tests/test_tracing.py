@@ -128,17 +128,17 @@ def test_one_trace_holds_the_request_its_fold_and_the_stages(
     (fold,) = collector.named("fold", TRACE)
     assert request.kind == Sent.SPAN_KIND_SERVER
     assert request.parent_span_id.hex() == CALLER
-    told = attributes(request)
-    assert told["http.route"] == told["url.path"] == "/sources"
-    assert (told["http.request.method"], told["http.response.status_code"]) == ("POST", 202)
+    reported = attributes(request)
+    assert reported["http.route"] == reported["url.path"] == "/sources"
+    assert (reported["http.request.method"], reported["http.response.status_code"]) == ("POST", 202)
 
     assert fold.parent_span_id == request.span_id
     assert fold.kind == Sent.SPAN_KIND_CONSUMER
-    told = attributes(fold)
+    reported = attributes(fold)
     ids = {"job": traced_source["job"]["id"], "source": traced_source["source"]["id"]}
-    assert {name: told[f"grasp.{name}"] for name in ids} == ids
-    assert told["grasp.model"] == traced_source["source"]["model"]
-    assert (told["grasp.outcome"], told["grasp.attempts"]) == ("accepted", 1)
+    assert {name: reported[f"grasp.{name}"] for name in ids} == ids
+    assert reported["grasp.model"] == traced_source["source"]["model"]
+    assert (reported["grasp.outcome"], reported["grasp.attempts"]) == ("accepted", 1)
 
     stages = collector.below(fold)
     names = [stage.name for stage in stages if stage.name != "align"]  # may pass unseen

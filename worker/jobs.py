@@ -225,9 +225,9 @@ def _candidate(session: Session, job: Job) -> tuple[Input, list[str] | None]:
     """The bytes that a job folds, and their class names."""
     if job.candidate_sha256 is not None:
         offered = job.candidate or {}
-        words = f"the checkpoint {offered.get('name')!r}"
+        label = f"the checkpoint {offered.get('name')!r}"
         remedy = "post the source with dry_run again"
-        return Input(job.candidate_sha256, words, remedy), offered.get("classes")
+        return Input(job.candidate_sha256, label, remedy), offered.get("classes")
     source = session.get_one(Source, job.source_id)
     remedy = "send the same file again, which stores its bytes anew, then retry this job"
     return Input(source.sha256, f"the source {source.name!r}", remedy), source.classes

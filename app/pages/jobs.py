@@ -126,12 +126,12 @@ def job_page(job: Id, service: ServiceDep, page: PageDep) -> HTMLResponse:
 
 
 def _stages(job: Job, model: Model | None) -> Mapping[str, str]:
-    """What it goes through, by name, with words for each; of a fold, what the method does."""
-    words = STAGES[job.kind]
-    method = METHODS.get(model.merge["method"]) if model and words is FOLD else None
+    """What it goes through, by name, with a title for each; of a fold, what the method does."""
+    titles = STAGES[job.kind]
+    method = METHODS.get(model.merge["method"]) if model and titles is FOLD else None
     if method is None:
-        return words
-    return {"decode": words["decode"]} | {s.name: s.title for s in method.all_stages}
+        return titles
+    return {"decode": titles["decode"]} | {s.name: s.title for s in method.all_stages}
 
 
 def _ahead(session: Session, job: Job) -> int:

@@ -147,8 +147,8 @@ def view_report(report: FoldReport, classes: Sequence[str]) -> ReportView:
         val=measure("val", "accuracy"),
         test=measure("test", "accuracy"),
         measures=[
-            (words, measure("val", name), measure("test", name))
-            for name, words in MEASURES
+            (label, measure("val", name), measure("test", name))
+            for name, label in MEASURES
             if report.metrics.after
         ],
         scores=_scores(report),
@@ -174,12 +174,12 @@ def _scores(report: FoldReport) -> Scores | None:
     if not scored:
         return None
     method = METHODS.get(report.method)
-    told = method.score if method else None
-    threshold = report.details.get(told.threshold) if told and told.threshold else None
+    score = method.score if method else None
+    threshold = report.details.get(score.threshold) if score and score.threshold else None
     line = float(threshold) if isinstance(threshold, int | float) else None
-    name = told.name if told else "score"
-    chart = score_chart(name, scored, line, told.symbol if told else "")
-    return Scores(name, told.meaning if told else "", chart, scored)
+    name = score.name if score else "score"
+    chart = score_chart(name, scored, line, score.symbol if score else "")
+    return Scores(name, score.meaning if score else "", chart, scored)
 
 
 def _confusions(after: SplitMetrics | None, classes: Sequence[str]) -> dict[str, Confusion]:
@@ -262,7 +262,7 @@ class Origins:
 
 
 def origins(report: FoldReport, names: Mapping[str, str]) -> Origins | None:
-    """None if the report does not tell. `names` are those of the sources, by sha256."""
+    """None if the report does not say. `names` are those of the sources, by sha256."""
     sizes = {p.name: p.size for p in report.parameters if p.name in report.provenance.shares}
     if not sizes:
         return None

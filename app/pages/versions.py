@@ -189,8 +189,8 @@ def comparison_page(
         model=serialize_model(row),
         sides=sides,
         accuracies=[
-            (words, Measure(*(accuracy(found, split) for found in metrics)))
-            for split, words in SPLITS
+            (label, Measure(*(accuracy(found, split) for found in metrics)))
+            for split, label in SPLITS
         ],
         classes=_changes([per_class(found) for found in metrics]),
         **_compared([side.report for side in sides if side.report], names),
@@ -198,7 +198,7 @@ def comparison_page(
 
 
 def _compared(reports: Sequence[FoldReport], names: Mapping[str, str]) -> dict[str, Any]:
-    """What both reports tell; nothing if one of them cannot be read."""
+    """What both reports say; nothing if one of them cannot be read."""
     if len(reports) < 2:
         return {"shares": [], "moved": [], "differences": []}
     return {

@@ -25,7 +25,7 @@ class Reference(NamedTuple):
     sha256: InstrumentedAttribute[Any]
     size: ColumnElement[int] | InstrumentedAttribute[Any]
     holds: ColumnElement[bool]  # for the rows that need their bytes
-    words: str  # what people call such a row, with its names to be filled in
+    label: str  # what people call such a row, with its names to be filled in
     names: tuple[ColumnElement[Any] | InstrumentedAttribute[Any], ...]
     own: ColumnElement[bool] = true()  # False for rows whose bytes are those of another one
 
@@ -36,7 +36,7 @@ REFERENCES = (
         sha256=Target.sha256,
         size=Target.size,
         holds=Target.sha256.is_not(None),
-        words="target {}",
+        label="target {}",
         names=(Target.name,),
     ),
     Reference(
@@ -44,7 +44,7 @@ REFERENCES = (
         sha256=Version.sha256,
         size=Version.size,
         holds=Version.pruned_at.is_(None),
-        words="version {} of {}",
+        label="version {} of {}",
         names=(Version.number, MODEL_NAME),
         own=Version.rollback_of.is_(None),
     ),
@@ -53,7 +53,7 @@ REFERENCES = (
         sha256=Version.state_sha256,
         size=Version.state_size,
         holds=Version.state_sha256.is_not(None) & Version.pruned_at.is_(None),
-        words="state of version {} of {}",
+        label="state of version {} of {}",
         names=(Version.number, MODEL_NAME),
         own=Version.rollback_of.is_(None),
     ),
@@ -62,7 +62,7 @@ REFERENCES = (
         sha256=Model.base_sha256,
         size=Model.base_size,
         holds=Model.base_sha256.is_not(None),
-        words="base of {}",
+        label="base of {}",
         names=(Model.name,),
     ),
     Reference(
@@ -70,7 +70,7 @@ REFERENCES = (
         sha256=Source.sha256,
         size=Source.size,
         holds=Source.stored.expression,
-        words="source {}",
+        label="source {}",
         names=(Source.id,),
     ),
     Reference(
@@ -78,7 +78,7 @@ REFERENCES = (
         sha256=Job.candidate_sha256,
         size=Job.candidate["size"].as_integer(),
         holds=Job.candidate_sha256.is_not(None) & is_active(Job),
-        words="job {}",
+        label="job {}",
         names=(Job.id,),
     ),
     Reference(
@@ -86,7 +86,7 @@ REFERENCES = (
         sha256=UploadPart.sha256,
         size=UploadPart.size,
         holds=true(),
-        words="upload {}",
+        label="upload {}",
         names=(UploadPart.upload_id,),
     ),
 )
@@ -111,7 +111,7 @@ def find_uses(session: Session) -> dict[str, list[str]]:
     uses: defaultdict[str, list[str]] = defaultdict(list)
     for each in REFERENCES:
         for sha256, *names in session.execute(select(each.sha256, *each.names).where(each.holds)):
-            uses[sha256].append(each.words.format(*names))
+            uses[sha256].append(each.label.format(*names))
     return dict(uses)
 
 

@@ -31,7 +31,7 @@ CODES: dict[ProblemKind, str] = {
     "missing": BlobMissing.code,
     "unreadable": StorageError.code,
 }
-WORDS: dict[ProblemKind, str] = {
+PROBLEMS: dict[ProblemKind, str] = {
     "damaged": "is damaged: its bytes are not those that were stored",
     "missing": "is missing from the store",
     "unreadable": "cannot be read from the store",
@@ -43,13 +43,13 @@ class Input:
     """A blob that a job reads: what people call it, and how they can mend it."""
 
     sha256: str
-    words: str
+    label: str
     remedy: str
     shared: bool = False  # all jobs of the queue need it
 
     def failure(self, problem: ProblemKind) -> Failure:
         """What is wrong with it, for whoever needs it."""
-        message = f"{self.words} {WORDS[problem]} (sha256 {self.sha256})"
+        message = f"{self.label} {PROBLEMS[problem]} (sha256 {self.sha256})"
         return Failure(CODES[problem], message, self.remedy, retryable=problem == "unreadable")
 
 
@@ -163,7 +163,7 @@ def find_version_problems(session: Session, versions: Iterable[Version]) -> dict
     return {
         number: known[name]
         for number, names in blobs.items()
-        for name in reversed(names)  # of two that are bad, the weights are told
+        for name in reversed(names)  # of two that are bad, the weights are reported
         if name in known
     }
 

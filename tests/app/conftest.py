@@ -18,7 +18,7 @@ from app.access.peers import PEER_UID
 from app.main import create_app
 from registry.database import Database
 from registry.process.settings import Settings
-from tests.app.story import Story, tell
+from tests.app.story import Story, populate
 from tests.app.world import Server, World
 
 
@@ -87,18 +87,18 @@ def world(make_world: Callable[..., World]) -> World:
 
 
 @pytest.fixture(scope="session")
-def told(migrated: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Story]:
+def populated(migrated: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Story]:
     """A home with much to show, to be copied."""
-    home = tmp_path_factory.mktemp("told") / "home"
+    home = tmp_path_factory.mktemp("populated") / "home"
     home.mkdir()
     shutil.copy(migrated, home / "grasp.db")
     with opened(home) as world:
-        return home, tell(world)
+        return home, populate(world)
 
 
 @pytest.fixture
-def filled(told: tuple[Path, Story], make_world: Callable[..., World]) -> tuple[World, Story]:
-    home, story = told
+def filled(populated: tuple[Path, Story], make_world: Callable[..., World]) -> tuple[World, Story]:
+    home, story = populated
     return make_world(home), story
 
 

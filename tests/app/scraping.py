@@ -1,4 +1,4 @@
-"""/metrics as Prometheus takes it in, and a worker that has something to tell."""
+"""/metrics as Prometheus takes it in, and a worker that has something to report."""
 
 from typing import Any
 

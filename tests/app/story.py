@@ -46,7 +46,7 @@ class Story:
     queued: str
 
 
-def tell(world: World) -> Story:
+def populate(world: World) -> Story:
     """Four versions, the last a way back; a job in every state; all of the owner who asks."""
     target = world.post_target("digits").json()["target"]["id"]
     lease = world.claim()
@@ -95,13 +95,13 @@ def metrics(report: dict[str, Any]) -> dict[str, Any]:
 def _result(world: World, lease: Lease, reason: str | None = None) -> FoldResult:
     with world.database.read() as session:
         base = session.get_one(Model, lease.queue_id).version
-    told = report() | {"reason": reason}
+    reported = report() | {"reason": reason}
     blob = None
     if reason is None:
         with world.store.create() as writer:
             writer.write(checkpoint(1000 + (base or 0)))
             blob = writer.commit()
-    return FoldResult(base, json.dumps(told), metrics(told), blob, reason)
+    return FoldResult(base, json.dumps(reported), metrics(reported), blob, reason)
 
 
 def _offer(world: World, number: int, name: str) -> str:

@@ -59,7 +59,7 @@ def labels_in(query: str) -> set[str]:
 
 def test_dashboard_and_alerts_ask_for_what_is_exposed(world: World) -> None:
     world.add_worker(totals=done())
-    world.client.get("/healthz")  # of requests there is nothing to tell before the first
+    world.client.get("/healthz")  # of requests there is nothing to publish before the first
     labels: dict[str, set[str]] = {"up": set()}  # Prometheus's own
     for family in families(world):
         for sample in family.samples:

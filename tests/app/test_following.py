@@ -87,13 +87,13 @@ def test_a_look_costs_the_same_however_many_follow(
                 await following.look()
             return quiet, changed, [await task for task in tasks[:40]]
 
-    quiet, changed, told = run(follow)
+    quiet, changed, reported = run(follow)
     assert len(quiet) == 1  # the revisions of all
     assert len(changed) == 2  # and what is new
-    assert len({id(state) for state in told}) == 1  # so it is serialised once
-    assert told[0] is not None
-    assert told[0].status == "cancelled"
-    assert told[0].event is told[0].event
+    assert len({id(state) for state in reported}) == 1  # so it is serialised once
+    assert reported[0] is not None
+    assert reported[0].status == "cancelled"
+    assert reported[0].event is reported[0].event
 
 
 def test_more_jobs_than_a_statement_may_name(
@@ -125,9 +125,9 @@ def test_all_are_woken_though_they_are_many(
             await following.look()
             return list(await asyncio.gather(*tasks))
 
-    told = run(follow)
-    assert len(told) == 3 * module.WOKEN_AT_ONCE + 1
-    assert {state and state.status for state in told} == {"cancelled"}
+    reported = run(follow)
+    assert len(reported) == 3 * module.WOKEN_AT_ONCE + 1
+    assert {state and state.status for state in reported} == {"cancelled"}
 
 
 def test_who_was_busy_when_it_changed_is_told_too(

@@ -81,8 +81,8 @@ def run(folder: Path, *command: str | Path) -> str:
 
 def test_the_client_of_openapi_python_client(live: World, server: Server, folder: Path) -> None:
     options = ("--path", "openapi.json", "--meta", "none", "--output-path", "merge_client")
-    told = run(folder, "openapi-python-client", "generate", *options)
-    assert "will not be generated" not in told  # no operation is left out
+    reported = run(folder, "openapi-python-client", "generate", *options)
+    assert "will not be generated" not in reported  # no operation is left out
     shutil.copy(WALKS / "walk.py", folder)
 
     (folder / "mypy.ini").write_text(MYPY)

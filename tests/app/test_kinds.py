@@ -101,8 +101,8 @@ def test_an_unknown_kind_is_refused_with_those_there_are(world: World) -> None:
     }
 
     for where, answer in answers.items():
-        told = "there is no kind 'smell': there are image, sound"
-        assert wrong(answer) == {where.strip(): told}
+        reported = "there is no kind 'smell': there are image, sound"
+        assert wrong(answer) == {where.strip(): reported}
     assert world.client.get("/targets").json()["items"] == []
     assert world.files() == set()
 
@@ -131,7 +131,7 @@ def test_a_model_has_the_kind_and_the_parameters_of_its_target(world: World, sou
 
 
 @pytest.mark.parametrize(
-    ("given", "where", "told"),
+    ("given", "where", "reported"),
     [
         (
             {"preprocessing": {"image_size": 64}},
@@ -161,9 +161,9 @@ def test_a_model_has_the_kind_and_the_parameters_of_its_target(world: World, sou
     ],
 )
 def test_parameters_of_another_kind_are_refused_by_name(
-    world: World, sounds: str, given: dict[str, Any], where: str, told: str
+    world: World, sounds: str, given: dict[str, Any], where: str, reported: str
 ) -> None:
-    assert wrong(world.post_model("ears", sounds, **given)) == {where: told}
+    assert wrong(world.post_model("ears", sounds, **given)) == {where: reported}
     assert world.client.get("/models").json()["items"] == []
 
 

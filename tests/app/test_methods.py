@@ -158,14 +158,14 @@ def test_scores_are_called_what_the_method_calls_them(
     filled: tuple[World, Story], method: str, heading: str
 ) -> None:
     world, story = filled
-    told = report() | {"schema": 2, "details": {"count": 3}}
-    told["config"] = {"method": method}
-    told["parameters"] = [
+    reported = report() | {"schema": 2, "details": {"count": 3}}
+    reported["config"] = {"method": method}
+    reported["parameters"] = [
         {"name": "stem.weight", "size": 3, "score": 0.25, "transferred": 0.5},
         {"name": "head.weight", "size": 3, "score": 0.5, "transferred": True},
     ]
     with world.database.write() as session:
-        change(session, Job, Job.id == story.folded, {"report": json.dumps(told)})
+        change(session, Job, Job.id == story.folded, {"report": json.dumps(reported)})
 
     text = page(world, "/ui/models/merged/versions/3")
 

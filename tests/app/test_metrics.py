@@ -34,14 +34,14 @@ def test_workers_tell_of_themselves_from_start_to_end(world: World) -> None:
     world.add_worker("job_x", totals=done(), device="cuda")
     gone = utc_now() - timedelta(hours=1)
     world.add_worker(id="wrk_b", totals=done(), seen_at=gone)
-    world.add_worker(id="wrk_c")  # has told nothing yet
+    world.add_worker(id="wrk_c")  # has reported nothing yet
 
     found = scraped(world)
 
     assert found["grasp_worker_info", "cuda", "h", "0", "wrk_a"] == 1
     for name, values in (("alive", (1, 0, 1)), ("busy", (1, 0, 0))):
-        told = [found[f"grasp_worker_{name}", f"wrk_{letter}"] for letter in "abc"]
-        assert tuple(told) == values
+        reported = [found[f"grasp_worker_{name}", f"wrk_{letter}"] for letter in "abc"]
+        assert tuple(reported) == values
     assert found["grasp_worker_resident_bytes", "wrk_a"] == 100
     assert found["grasp_worker_child_peak_bytes", "wrk_a"] == 900
     assert ("grasp_worker_resident_bytes", "wrk_b") not in found  # nobody knows what it has now

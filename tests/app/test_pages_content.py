@@ -116,9 +116,9 @@ def test_warnings_are_shown(world: World) -> None:
     world.ready_model()
     world.post_source(checkpoint(1))
     lease = world.claim()
-    told = report() | {"warnings": ["only 0.01% of the parameters were transferred"]}
+    reported = report() | {"warnings": ["only 0.01% of the parameters were transferred"]}
     with world.database.write() as session:
-        record_trial(session, lease, FoldResult(None, json.dumps(told), {}, None), utc_now())
+        record_trial(session, lease, FoldResult(None, json.dumps(reported), {}, None), utc_now())
     text = page(world, f"/ui/jobs/{lease.job_id}")
     assert "only 0.01% of the parameters were transferred" in text
 
@@ -217,19 +217,19 @@ def test_a_large_network_with_a_long_history_stays_light(
 ) -> None:
     world, story = filled
     names = [f"stages.{a}.{b}.{c}.weight" for a in range(4) for b in range(20) for c in "vwxyz"]
-    told = report()
-    sources = list(told["provenance"]["shares"]["bn1.bias"])
-    told["parameters"] = [
+    reported = report()
+    sources = list(reported["provenance"]["shares"]["bn1.bias"])
+    reported["parameters"] = [
         {"name": name, "size": 589_824, "alignment": 0.123456789, "transferred": 0.5}
         for name in names
     ]
-    told["provenance"] = {"shares": {name: dict.fromkeys(sources, 0.5) for name in names}}
+    reported["provenance"] = {"shares": {name: dict.fromkeys(sources, 0.5) for name in names}}
     classes = [f"class number {number}" for number in range(20)]
-    for split in told["metrics"]["after"].values():
+    for split in reported["metrics"]["after"].values():
         split["confusion_matrix"] = [[1000] * 20] * 20
     with world.database.write() as session:
         change(session, Model, Model.id == story.model, {"classes": classes})
-        change(session, Job, Job.id == story.folded, {"report": json.dumps(told)})
+        change(session, Job, Job.id == story.folded, {"report": json.dumps(reported)})
     for _ in range(MOST_VERSIONS):
         world.client.post("/models/merged/rollback", json={"version": 3})
 

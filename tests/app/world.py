@@ -171,7 +171,7 @@ class World:
         lease: Lease | None = None,
         weights: bytes | None = None,
         state: bytes | None = None,
-        **told: Any,
+        **reported: Any,
     ) -> int:
         lease = lease or self.claim()
         with self.database.read() as session:
@@ -179,7 +179,7 @@ class World:
             source = session.get_one(Job, lease.job_id).source_id
         result = FoldResult(
             base,
-            report(source or "?", **told),
+            report(source or "?", **reported),
             {"accuracy": 0.9},
             self.put(weights or checkpoint(1000 + (base or 0))),
             state=self.put(state) if state else None,
@@ -268,7 +268,7 @@ class World:
         assert self.rows() == rows
 
 
-def report(source: str, **told: Any) -> str:
+def report(source: str, **reported: Any) -> str:
     shares = {name: {sha256(b"one"): 0.75, sha256(b"two"): 0.25} for name in SHAPES}
     parameters = [{"name": name, "size": int(np.prod(shape))} for name, shape in SHAPES.items()]
     return json.dumps(
@@ -277,7 +277,7 @@ def report(source: str, **told: Any) -> str:
             "source": source,
             "parameters": parameters,
             "provenance": {"shares": shares},
-            **told,
+            **reported,
         }
     )
 

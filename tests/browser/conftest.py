@@ -8,7 +8,7 @@ from playwright.sync_api import Browser
 from registry.database import Database
 from registry.keys import create_key
 from tests.app.conftest import opened
-from tests.app.story import Story, tell
+from tests.app.story import Story, populate
 from tests.browser.visitor import browsing, find_chromium
 from tests.service.harness import Harness
 
@@ -31,15 +31,15 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Harness, Story]]:
+def populated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Harness, Story]]:
     """A service with much to show, where nothing goes on."""
-    home = tmp_path_factory.mktemp("told") / "home"
+    home = tmp_path_factory.mktemp("populated") / "home"
     home.mkdir()
     database = Database(f"sqlite:///{home / 'grasp.db'}")
     database.migrate()
     database.close()
     with opened(home) as world:
-        story = tell(world)
+        story = populate(world)
     with Harness(home, workers=0) as harness:
         yield harness, story
 

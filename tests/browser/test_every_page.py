@@ -50,9 +50,9 @@ def test_faults_are_found(browser: Browser, empty: Harness) -> None:
 
 @pytest.mark.parametrize("window", WINDOWS)
 def test_a_page_with_much_to_show(
-    browser: Browser, told: tuple[Harness, Story], window: str
+    browser: Browser, populated: tuple[Harness, Story], window: str
 ) -> None:
-    harness, story = told
+    harness, story = populated
     with visiting(browser, address(harness), **WINDOWS[window]) as visitor:
         for path in (*LISTS, *OF_THE_STORY):
             assert wrong_with(visitor, path.format(**vars(story))) == [], path
@@ -76,9 +76,9 @@ def test_an_error_is_a_page_like_any_other(browser: Browser, empty: Harness) -> 
 
 
 def test_the_api_documentation_works_without_a_network(
-    browser: Browser, told: tuple[Harness, Story]
+    browser: Browser, populated: tuple[Harness, Story]
 ) -> None:
-    harness, _ = told
+    harness, _ = populated
     with visiting(browser, address(harness)) as visitor:
         asked: list[str] = []
         visitor.page.on("request", lambda request: asked.append(request.url))
@@ -90,9 +90,9 @@ def test_the_api_documentation_works_without_a_network(
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_whoever_likes_it_dark_gets_it_dark(
-    browser: Browser, told: tuple[Harness, Story], scheme: str
+    browser: Browser, populated: tuple[Harness, Story], scheme: str
 ) -> None:
-    harness, _ = told
+    harness, _ = populated
     with visiting(browser, address(harness), color_scheme=scheme) as visitor:
         visitor.visit("/ui/models/merged")
         channels = visitor.page.evaluate(
@@ -102,9 +102,9 @@ def test_whoever_likes_it_dark_gets_it_dark(
 
 
 def test_a_chart_tells_its_values_where_the_mouse_points(
-    browser: Browser, told: tuple[Harness, Story]
+    browser: Browser, populated: tuple[Harness, Story]
 ) -> None:
-    harness, _ = told
+    harness, _ = populated
     with visiting(browser, address(harness)) as visitor:
         visitor.visit("/ui/models/merged/versions/3")
         stem = visitor.page.locator(".taken title").first
@@ -117,9 +117,9 @@ def test_a_chart_tells_its_values_where_the_mouse_points(
 
 
 def test_the_keyboard_reaches_the_content_first(
-    browser: Browser, told: tuple[Harness, Story]
+    browser: Browser, populated: tuple[Harness, Story]
 ) -> None:
-    harness, _ = told
+    harness, _ = populated
     with visiting(browser, address(harness)) as visitor:
         visitor.visit("/ui/models/merged")
         visitor.page.keyboard.press("Tab")

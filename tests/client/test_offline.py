@@ -147,11 +147,11 @@ def test_it_ends_in_the_bytes_of_the_service(files: Path, tmp_path: Path, run: R
     assert result["sha256"] == second.sha256 == sha256_file(Path("out"))
     assert (result["path"], result["version"]) == ("out", 2)
     assert [source["status"] for source in result["sources"]] == ["accepted", "accepted"]
-    told = [
+    printed = [
         {**source["metrics"], "transferred_share": source["transferred_share"]}
         for source in result["sources"]
     ]
-    assert told == [folded.metrics.model_dump() for folded in (first, second)]
+    assert printed == [folded.metrics.model_dump() for folded in (first, second)]
     assert sorted(path.name for path in Path().iterdir()) == ["aside", "out"]
 
 

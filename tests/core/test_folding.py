@@ -360,12 +360,12 @@ def test_the_report_is_the_contract_in_json(
 ) -> None:
     report = refold(source, merged, tmp_path / "out.safetensors", task, refine={"epochs": 1})
 
-    told = json.loads(report.to_json())
-    assert told["schema"] == 2
-    assert 0 <= told["metrics"]["before"]["val"]["accuracy"] <= 1
-    assert 0 <= told["metrics"]["after"]["test"]["accuracy"] <= 1
-    assert set(told["parameters"][0]) == {"name", "size", "score", "transferred"}
-    assert [stage["name"] for stage in told["stages"]] == [
+    reported = json.loads(report.to_json())
+    assert reported["schema"] == 2
+    assert 0 <= reported["metrics"]["before"]["val"]["accuracy"] <= 1
+    assert 0 <= reported["metrics"]["after"]["test"]["accuracy"] <= 1
+    assert set(reported["parameters"][0]) == {"name", "size", "score", "transferred"}
+    assert [stage["name"] for stage in reported["stages"]] == [
         "load",
         "baseline",
         "target_gradients",
@@ -376,11 +376,13 @@ def test_the_report_is_the_contract_in_json(
         "evaluate",
         "publish",
     ]
-    assert all(s["seconds"] > 0 and s["peak_bytes"] > 1e6 for s in told["stages"])
-    assert told["config"]["refine"]["epochs"] == 1
-    assert torch.__version__.startswith(told["environment"]["libraries"]["torch"])
-    before, after = (told["metrics"][when]["val"]["log_likelihood"] for when in ("before", "after"))
-    assert told["worth"]["effectiveness"] == pytest.approx(abs(after - before))
+    assert all(s["seconds"] > 0 and s["peak_bytes"] > 1e6 for s in reported["stages"])
+    assert reported["config"]["refine"]["epochs"] == 1
+    assert torch.__version__.startswith(reported["environment"]["libraries"]["torch"])
+    before, after = (
+        reported["metrics"][when]["val"]["log_likelihood"] for when in ("before", "after")
+    )
+    assert reported["worth"]["effectiveness"] == pytest.approx(abs(after - before))
     assert FoldReport.model_validate_json(report.to_json()) == report
 
 

@@ -67,7 +67,7 @@ def test_a_good_target_is_summed_up(bench: Bench, tmp_path: Path) -> None:
         assert sum(counts[name] for counts in summary.counts.values()) == PER_CLASS
     assert (summary.broken, summary.broken_count) == ((), 0)
     assert heard.stages == ["hash", "decode"]
-    assert heard.told[-1] == ("decode", 1.0, {})
+    assert heard.reported[-1] == ("decode", 1.0, {})
     assert list((tmp_path / "cache").iterdir()) == []
 
 
@@ -102,19 +102,19 @@ def empty(target: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "kind", "told"),
+    ("spoil", "kind", "reported"),
     [
         (break_many, BrokenExamples, "10 of 36 examples are broken: one/000.png"),
         (empty, TargetError, "."),
     ],
 )
 def test_a_target_that_cannot_be_used_leaves_nothing(
-    tmp_path: Path, spoil: object, kind: type[GraspError], told: str
+    tmp_path: Path, spoil: object, kind: type[GraspError], reported: str
 ) -> None:
     target = write_target(tmp_path / "target", per_class=12)
     spoil(target)  # type: ignore[operator]
 
-    with pytest.raises(kind, match=told):
+    with pytest.raises(kind, match=reported):
         ValidateTarget(target, tmp_path / "cache").run(Heard())
 
     assert list((tmp_path / "cache").iterdir()) == []
@@ -226,7 +226,7 @@ def test_a_model_may_have_more_classes_than_its_target(bench: Bench, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("changes", "kind", "told"),
+    ("changes", "kind", "reported"),
     [
         ({"architecture": "mobilevit_xxz"}, ArchitectureError, "did you mean mobilevit_xxs"),
         ({"classes": ("zero", "one")}, ConfigError, "lacks classes that its target has: two"),
@@ -239,16 +239,16 @@ def test_a_model_may_have_more_classes_than_its_target(bench: Bench, tmp_path: P
     ],
 )
 def test_a_model_that_cannot_be_is_refused_before_the_target_is_read(
-    bench: Bench, tmp_path: Path, changes: dict[str, object], kind: type[GraspError], told: str
+    bench: Bench, tmp_path: Path, changes: dict[str, object], kind: type[GraspError], reported: str
 ) -> None:
     operation = replace(preparing(bench, tmp_path), target_path=tmp_path / "nowhere", **changes)  # type: ignore[arg-type]
 
-    with pytest.raises(kind, match=told):
+    with pytest.raises(kind, match=reported):
         operation.run(Heard())
 
 
 def test_a_fold_tells_what_it_measured(bench: Bench) -> None:
-    operation, heard = bench.fold("told"), Heard()
+    operation, heard = bench.fold("reported"), Heard()
 
     folded = operation.run(heard)
 
@@ -268,7 +268,7 @@ def test_a_fold_tells_what_it_measured(bench: Bench) -> None:
     assert folded.sha256 == hashlib.sha256(content).hexdigest()
     assert folded.size == len(content)
     assert Checkpoint(operation.output).info.lineage.version == operation.version == report.version
-    fractions = [fraction for _, fraction, _ in heard.told]
+    fractions = [fraction for _, fraction, _ in heard.reported]
     assert fractions == sorted(fractions)
     assert heard.stages[:3] == ["decode", "load", "baseline"]
     assert pickle.loads(pickle.dumps(operation)) == operation

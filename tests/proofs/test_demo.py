@@ -20,6 +20,6 @@ def test_the_merged_model_is_better_than_any_source(seed: int, tmp_path: Path) -
         result = CliRunner().invoke(cli, words)
 
     assert result.exit_code == 0, result.output
-    told = json.loads(result.stdout)
-    assert told["merged"] > max(source["alone"] for source in told["sources"])
-    assert told["merged"] > told["fine_tuned_ancestor"]
+    printed = json.loads(result.stdout)
+    assert printed["merged"] > max(source["alone"] for source in printed["sources"])
+    assert printed["merged"] > printed["fine_tuned_ancestor"]

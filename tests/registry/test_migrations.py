@@ -48,12 +48,12 @@ def by_name(rows: list[Any]) -> list[Any]:
 
 
 def _told(value: Any) -> str:
-    """Conditions of an index are objects, which tell their address before their words."""
+    """Conditions of an index are objects, which print their address before their words."""
     return str({k: str(v) for k, v in value.items()} if isinstance(value, dict) else value)
 
 
 def described(inspector: Inspector) -> dict[str, dict[str, Any]]:
-    """Every table, as the database itself tells it."""
+    """Every table, as the database itself describes it."""
     asked: dict[str, Callable[[str], Any]] = {
         "columns": inspector.get_columns,
         "foreign keys": inspector.get_foreign_keys,

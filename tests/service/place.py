@@ -140,7 +140,7 @@ class Place:
         return list(self.settings.work_folder.glob("*"))
 
     def started(self, job: Job, after: int = 0) -> int:
-        """Wait until the job's child, one `after` another, has told its process id; which it is."""
+        """Wait until the job's child, one `after` another, has reported its process id: which."""
         until(lambda: self.job(job).metrics.get("pid", after) != after)
         return int(self.job(job).metrics["pid"])
 

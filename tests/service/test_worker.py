@@ -166,14 +166,14 @@ def test_a_database_that_cannot_be_written_is_told_once(place: Place) -> None:
         job = place.offer(model, source := checkpoint("a"))
         event.listen(worker.database.engine, "begin", looks.append)
         until(lambda: len(looks) > 10)
-        told = [line for line in lines if line["log_level"] == "warning"]
+        reported = [line for line in lines if line["log_level"] == "warning"]
 
         event.remove(worker.database.engine, "connect", forbid)  # of connections made from now on
         ended = place.ended(job)
         until(lambda: any(line["event"] == "that is over" for line in lines))
 
-    assert [line["event"] for line in told] == ["the database cannot be written"]
-    assert "write" in told[0]["hint"]
+    assert [line["event"] for line in reported] == ["the database cannot be written"]
+    assert "write" in reported[0]["hint"]
     assert ended.status == "succeeded"
     assert place.hashes(model) == chain([source])
 

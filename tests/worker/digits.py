@@ -41,17 +41,17 @@ CONFIG = GraspConfig.model_validate(
 
 
 class Heard:
-    """A report that keeps what it is told."""
+    """A callback that keeps what is reported to it."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, float, Mapping[str, float]]] = []
+        self.reported: list[tuple[str, float, Mapping[str, float]]] = []
 
     def __call__(self, stage: str, fraction: float, metrics: Mapping[str, float]) -> None:
-        self.told.append((stage, fraction, metrics))
+        self.reported.append((stage, fraction, metrics))
 
     @property
     def stages(self) -> list[str]:
-        return list(dict.fromkeys(stage for stage, _, _ in self.told))
+        return list(dict.fromkeys(stage for stage, _, _ in self.reported))
 
 
 def write_target(root: Path, per_class: int = PER_CLASS) -> Path:

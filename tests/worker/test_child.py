@@ -29,16 +29,16 @@ def test_a_task_runs_elsewhere_and_its_result_comes_back(child: Child) -> None:
     assert child.alive
 
     child.start(faults.Echo(value=Path("x")), {"job": "job_1", "model": "mdl_1"})
-    told = result(drained(child)[-1])
+    reported = result(drained(child)[-1])
 
-    assert told["value"] == Path("x")
-    assert told["pid"] == child.pid
-    assert told["context"] == {"job": "job_1", "model": "mdl_1"}
-    assert told["loaded"] is False
-    assert told["interrupt"] == signal.SIG_IGN
-    assert told["blocked"] == set()
+    assert reported["value"] == Path("x")
+    assert reported["pid"] == child.pid
+    assert reported["context"] == {"job": "job_1", "model": "mdl_1"}
+    assert reported["loaded"] is False
+    assert reported["interrupt"] == signal.SIG_IGN
+    assert reported["blocked"] == set()
     until(lambda: not child.alive)
-    assert result(child.poll(0)) == told  # type: ignore[arg-type]
+    assert result(child.poll(0)) == reported  # type: ignore[arg-type]
 
 
 def test_progress_comes_in_order_and_reaches_the_newest(child: Child) -> None:
@@ -94,7 +94,7 @@ def test_an_error_of_the_input_keeps_its_code_and_is_final(child: Child) -> None
 
 
 @pytest.mark.parametrize(
-    ("kind", "code", "told"),
+    ("kind", "code", "reported"),
     [
         ("missing", "internal_error", None),
         ("memory", "out_of_memory", "GRASP_JOB_MEMORY_BYTES"),
@@ -106,13 +106,13 @@ def test_an_error_of_the_input_keeps_its_code_and_is_final(child: Child) -> None
     ],
 )
 def test_what_the_machine_lacks_is_not_the_inputs_fault(
-    kind: str, code: str, told: str | None
+    kind: str, code: str, reported: str | None
 ) -> None:
     failed = describe(faults.ERRORS[kind])
 
     assert (failed.code, failed.retryable) == (code, True)
     assert type(faults.ERRORS[kind]).__name__ in failed.message
-    assert failed.hint is None if told is None else told in (failed.hint or "")
+    assert failed.hint is None if reported is None else reported in (failed.hint or "")
 
 
 def test_a_result_that_cannot_travel_is_an_error_and_not_a_silence(child: Child) -> None:
@@ -137,7 +137,7 @@ def test_a_task_that_the_child_cannot_load_fails(child: Child) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "code", "told"),
+    ("how", "code", "reported"),
     [
         ("SIGKILL", "child_killed", "out-of-memory killer"),
         ("SIGTERM", "child_crashed", "SIGTERM"),
@@ -148,7 +148,7 @@ def test_a_task_that_the_child_cannot_load_fails(child: Child) -> None:
     ],
 )
 def test_a_process_that_dies_without_an_answer_has_failed(
-    child: Child, how: str, code: str, told: str
+    child: Child, how: str, code: str, reported: str
 ) -> None:
     child.start(faults.Die(how), {})
 
@@ -156,7 +156,7 @@ def test_a_process_that_dies_without_an_answer_has_failed(
 
     assert isinstance(failed, Failed)
     assert (failed.code, failed.retryable) == (code, True)
-    assert told in failed.message
+    assert reported in failed.message
     assert ("ONEDNN_MAX_CPU_ISA" in (failed.hint or "")) == (how == "SIGILL")
     assert child.poll(0) == failed
     assert not child.alive
@@ -224,10 +224,10 @@ def test_an_interrupt_is_the_parents_business(child: Child, tmp_path: Path) -> N
 
 def test_setup_comes_first() -> None:
     with Child(warm=False, threads=3, setup=faults.mark_setup) as child:
-        told = result(last(child, faults.Echo()))
+        reported = result(last(child, faults.Echo()))
 
-    assert told["context"] == {"setup": "done", "torch": "False"}
-    assert told["threads"] == "3"
+    assert reported["context"] == {"setup": "done", "torch": "False"}
+    assert reported["threads"] == "3"
 
 
 def test_a_setup_that_fails_is_told() -> None:

@@ -157,11 +157,11 @@ def test_a_heartbeat_in_mid_job_tells_what_was_done_before(
         place.started(endless)
         place.change(Worker, totals=None)  # as nobody but a heartbeat writes it now
 
-        def told() -> bool:
+        def reported() -> bool:
             (row,) = place.rows(Worker)
             return bool(row.totals and row.totals["folds"]["fold"]["accepted"] == 1)
 
-        until(told)
+        until(reported)
     place.database.close()
 
 

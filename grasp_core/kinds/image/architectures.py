@@ -52,7 +52,7 @@ def resolve_preprocessing(spec: ModelSpec) -> Preprocessing:
 
 
 def model_arguments(spec: ModelSpec) -> dict[str, Any]:
-    """What timm must be told beyond the name and the number of classes."""
+    """What timm must be given beyond the name and the number of classes."""
     size = _overrides(spec).image_size
     fixed = pretrained_config(spec.architecture).get("fixed_input_size", False)
     return {"img_size": size} if size and fixed else {}
