@@ -118,7 +118,7 @@ def existing_file(path: str | Path) -> Path:
 
 
 def zip_folder(folder: Path, archive: Path) -> None:
-    """Without compressing: images are already. Raises GraspError if there is nothing to send."""
+    """Without compressing: most data is already. Raises GraspError if there is nothing to send."""
     files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     if not files:
         raise GraspError(f"there are no files in {str(folder)!r}")

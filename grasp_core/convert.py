@@ -26,7 +26,7 @@ from grasp_core.spec import ModelSpec
 
 State = dict[str, Tensor]
 
-# Where trainers put their weights: Lightning, torchvision's references, BasicSR, RT-DETR, …
+# Where trainers put their weights: Lightning, torch's reference scripts, BasicSR, …
 PLAIN_KEYS = ("state_dict", "model_state_dict", "model", "module", "net", "params")
 EMA_KEYS = (
     "state_dict_ema",

@@ -190,7 +190,7 @@ class AttemptObserver:
         if isinstance(operation, FoldSource) and isinstance(result, Folded):
             self._folded(operation, result)
         elif isinstance(result, TargetSummary):
-            self._end("succeeded", images=result.images, classes=len(result.classes))
+            self._end("succeeded", examples=result.images, classes=len(result.classes))
         else:
             self._end("succeeded")
 

@@ -39,7 +39,7 @@ def drawing(
     children: Iterable[str],
     **attributes: Attribute,
 ) -> Markup:
-    """A picture with a name and a description, for those who do not see it."""
+    """A drawing with a name and a description, for those who do not see it."""
     return element(
         "svg",
         element("title", title),

@@ -21,7 +21,7 @@ from registry.jobs.states import ACTIVE
 from registry.keys import Caller
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
-# Nothing inline, nothing from elsewhere; sample images are data: uris.
+# Nothing inline, nothing from elsewhere; samples are data: uris.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:;"
     " connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"

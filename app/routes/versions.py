@@ -47,7 +47,7 @@ router = APIRouter(tags=["versions"])
 def download_model(
     model: Reference, request: Request, service: ServiceDep, caller: CallerDep
 ) -> Response:
-    """Safetensors, as timm loads them. Ranges, `If-None-Match` and HEAD work as one expects."""
+    """Safetensors. Ranges, `If-None-Match` and HEAD work as one expects."""
     return _download(service, request, _weights(service, caller.owner, model))
 
 

@@ -35,7 +35,7 @@ class Limits:
     """
 
     max_examples: int = 10_000_000
-    max_values: int = 89_478_485  # per decoded example; Pillow's own, which refuses twice as many
+    max_values: int = 89_478_485  # per decoded example: a third of a gigabyte as float32
     max_bytes: int = 2**40  # of all files, unpacked
     max_example_bytes: int = 256 * 2**20  # per encoded example
     max_ratio: float = 200.0  # unpacked to packed; deflate cannot reach 1100
