@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, computed_field, model_validator
 
 from grasp_core.provenance import Provenance
 
@@ -110,6 +110,12 @@ class ParameterReport(Record):
     transferred: bool | float  # the share of it that the source gave
     score: float | None = None  # what the method chose by; None: it has no such thing
 
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def alignment(self) -> float | None:
+        """The score, by the name that clients know from when there was one method."""
+        return self.score
+
 
 class MergeReport(Record):
     """What a method did, before any refinement."""
@@ -182,6 +188,12 @@ class FoldReport(Record):
     warnings: tuple[str, ...] = ()
     stages: tuple[StageRecord, ...] = ()
     environment: Environment
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def tau(self) -> JsonValue:
+        """Where clients look for it, of details that have it."""
+        return self.details.get("tau")
 
     @property
     def accepted(self) -> bool:

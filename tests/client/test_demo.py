@@ -21,7 +21,6 @@ from grasp_cli.demo.experiment import QUICK, SPEC, Experiment, Sizes
 from grasp_cli.main import cli
 from grasp_cli.session import console
 from grasp_core.files import sha256_file
-from grasp_core.kinds.image.task import ImageClassification
 from tests.serving import serving
 
 
@@ -184,7 +183,7 @@ def test_nobody_sees_the_digits_of_another(
     monkeypatch.setattr(Digits, "shuffled", lambda _: everything)
     monkeypatch.setattr(Digits, "write", note)
     monkeypatch.setattr("grasp_cli.demo.experiment.train", lambda *_, **__: Path())
-    monkeypatch.setattr(ImageClassification, "open", lambda *_, **__: None)
+    monkeypatch.setattr("grasp_cli.demo.experiment.open_task", lambda *_, **__: None)
     experiment = Experiment(tmp_path, tmp_path, 3, sizes)
 
     experiment.train_ancestor(print)

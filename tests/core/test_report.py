@@ -71,3 +71,14 @@ def test_figures_are_the_part_that_versions_keep() -> None:
                 "accuracy": found["accuracy"],
                 "per_class": found["per_class_accuracy"],
             }
+
+
+def test_clients_find_scores_and_threshold_under_their_first_names() -> None:
+    old = recorded()
+
+    found = json.loads(FoldReport.model_validate(old).to_json())
+
+    assert found["tau"] == old["tau"]
+    assert [p["alignment"] for p in found["parameters"]] == [
+        p["alignment"] for p in old["parameters"]
+    ]
