@@ -32,9 +32,7 @@ GOAL_S = 3_600.0  # that 95 % of the sources shall wait at most
 KEPT = (1, 10, None)  # retention settings that are compared; None keeps all versions
 
 # Transactions, by the code they are in. A read that follows nothing else is one, too.
-POST_READS = (
-    3  # app/access/auth.py: the key; app/routes/sources.py: the model, before and after the bytes
-)
+POST_READS = 2  # app/access/auth.py: the key; app/routes/sources.py: the model, before the bytes
 POST_WRITES = 1  # source and job
 ATTEMPT_READS = 3  # worker/loop.py: whose job it is; worker/attempt.py: the job, known damage
 ATTEMPT_WRITES = 2  # the claim; worker/loop.py: idle again

@@ -527,7 +527,7 @@ def add_model_for_cpus(database: Database, queue: str) -> None:
         target_id="t",
         status="ready",
         job_id="j",
-        queue="cpu",
+        device_class="cpu",
     )
     with database.write() as session:
         session.add(target)
