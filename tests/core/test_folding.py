@@ -364,7 +364,7 @@ def test_the_report_is_the_contract_in_json(
     assert reported["schema"] == 2
     assert 0 <= reported["metrics"]["before"]["val"]["accuracy"] <= 1
     assert 0 <= reported["metrics"]["after"]["test"]["accuracy"] <= 1
-    assert set(reported["parameters"][0]) == {"name", "size", "score", "transferred"}
+    assert set(reported["parameters"][0]) == {"name", "size", "score", "alignment", "transferred"}
     assert [stage["name"] for stage in reported["stages"]] == [
         "load",
         "baseline",
