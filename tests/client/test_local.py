@@ -164,7 +164,7 @@ def fold_by_hand(world: World, tensors: dict[str, torch.Tensor]) -> None:
 def report(sha256: str) -> FoldReport:
     return FoldReport(
         outcome="accepted",
-        spec=SPEC,
+        spec=SPEC.model_dump(mode="json"),
         config=GraspConfig().model_dump(mode="json"),
         seed=0,
         version=1,
