@@ -14,7 +14,7 @@ from registry.jobs.bell import Bell, rings_of, silence
 MIGRATIONS = Path(__file__).parent.parent / "migrations"
 TIMEOUT_MS = 30_000  # for any statement; a lock that takes longer is an error, not a wait
 # A process that is frozen in the midst of a transaction keeps its locks no longer than this.
-LET_GO = text("SET LOCAL idle_in_transaction_session_timeout = 10000")
+LET_GO = text("SET LOCAL idle_in_transaction_session_timeout = 30000")
 BUSY_SECONDS = 30  # how long a writer waits for SQLite's single write lock
 REVISION = text("SELECT version_num FROM alembic_version")
 WRITE_NOTHING = text("UPDATE alembic_version SET version_num = version_num WHERE 1 = 0")
