@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, SerializeAsAny, WrapValidator
 from pydantic.json_schema import SkipJsonSchema
 
 from grasp_core.config import CONTROL, ClassName, FoldConfig
-from grasp_core.kinds import known_kinds
+from grasp_core.kinds import KINDS
 from grasp_core.methods import METHODS, parse_config
 from grasp_core.spec import require_kind
 from registry.lookup import MAX_PAGE
@@ -49,10 +49,10 @@ REFERENCE_PATTERN = r"^[A-Za-z0-9._-]{1,200}$"
 Sha256 = Annotated[str, Field(pattern=SHA256_PATTERN)]
 KindName = Annotated[
     str,
-    Field(description="The kind of problem.", json_schema_extra={"enum": [*known_kinds()]}),
+    Field(description="The kind of problem.", json_schema_extra={"enum": [*KINDS]}),
     AfterValidator(require_kind),
 ]
-KIND_PATTERN = f"^({'|'.join(known_kinds())})$"
+KIND_PATTERN = f"^({'|'.join(KINDS)})$"
 Uri = Annotated[
     str,
     Field(max_length=4096, pattern=TEXT_PATTERN, description="file://, https:// or s3://"),

@@ -91,7 +91,7 @@ def config_for(
         alignment_batches=batches,
         alignment_batch_size=case.batch_size,
         micro_batch=micro_batch,
-        refine=RefineConfig(epochs=epochs, batch_size=case.batch_size),
+        refine=RefineConfig(epochs=epochs, lr=5e-5, batch_size=case.batch_size),
     )
 
 

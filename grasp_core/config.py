@@ -57,9 +57,9 @@ class KindOptions:
     def __get_pydantic_json_schema__(
         self, _schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        from grasp_core.kinds import known_kinds
+        from grasp_core.kinds import KINDS
 
-        declared = [getattr(kind, self._part) for kind in known_kinds().values()]
+        declared = [getattr(kind, self._part) for kind in KINDS.values()]
         return handler(union_schema([_named(options) for options in declared]))
 
 

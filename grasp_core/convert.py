@@ -20,7 +20,7 @@ from torch import Tensor
 from grasp_core.architectures import make_manifest, resolve_preprocessing
 from grasp_core.checkpoints import DTYPES, CheckpointInfo, write_checkpoint
 from grasp_core.errors import CheckpointError
-from grasp_core.kinds import DEFAULT, known_kinds
+from grasp_core.kinds import DEFAULT, KINDS
 from grasp_core.manifest import Found, Manifest
 from grasp_core.spec import ModelSpec
 
@@ -222,7 +222,7 @@ def _shared_prefix(state: State) -> str:
 def _wrapper_prefixes(name: str) -> Iterator[str]:
     """Every row of wrappers that `name` begins with, the empty one first."""
     yield ""
-    wrappers = {*WRAPPERS, *(own for kind in known_kinds().values() for own in kind.wrappers)}
+    wrappers = {*WRAPPERS, *(own for kind in KINDS.values() for own in kind.wrappers)}
     end = 0
     for part in name.split(".")[:-1]:
         if part not in wrappers:

@@ -1,7 +1,9 @@
-"""What other installed packages add, by entry points."""
+"""What can be chosen by name: our own declarations, and those of other installed packages."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, MutableMapping
+from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 from typing import TypeVar
 
@@ -10,12 +12,42 @@ from grasp_core.errors import ConfigError
 T = TypeVar("T")
 
 
-def load_plugins(group: str, declaration: type[T]) -> dict[str, T]:
-    """What packages declare under a group, by name.
+class Declarations(MutableMapping[str, T]):
+    """Ours, then what packages declare under an entry point's group; of the same name, ours.
 
-    Raises ConfigError, with the package, for one that cannot be loaded or is something else.
+    Packages are looked for when something is first asked for, not when this is made: one of them
+    may be what imports us, before it has declared anything. Raises ConfigError then, with the
+    package, for one that cannot be loaded or is something else.
     """
-    return {entry.name: _load(entry, declaration) for entry in entry_points(group=group)}
+
+    def __init__(self, group: str, declaration: type[T], ours: Mapping[str, T]) -> None:
+        self._group = group
+        self._declaration = declaration
+        self._ours = ours
+
+    @cached_property
+    def _all(self) -> dict[str, T]:
+        entries = [e for e in entry_points(group=self._group) if e.name not in self._ours]
+        return {**self._ours, **{e.name: _load(e, self._declaration) for e in entries}}
+
+    def forget(self) -> None:
+        """Look for packages again when something is next asked for."""
+        self.__dict__.pop("_all", None)
+
+    def __getitem__(self, name: str) -> T:
+        return self._all[name]
+
+    def __setitem__(self, name: str, declaration: T) -> None:
+        self._all[name] = declaration
+
+    def __delitem__(self, name: str) -> None:
+        del self._all[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
 
 
 def _load(entry: EntryPoint, declaration: type[T]) -> T:

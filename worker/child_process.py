@@ -61,10 +61,10 @@ def _load(threads: int | None, warm: bool) -> str | None:
     import torch
 
     from grasp_core import fold  # noqa: F401
-    from grasp_core.kinds import known_kinds
+    from grasp_core.kinds import KINDS
     from grasp_core.runtime import choose_device
 
-    for kind in known_kinds().values():
+    for kind in KINDS.values():
         with suppress(Exception):  # what is wrong with one is said by the first job that needs it
             kind.load()
 

@@ -22,7 +22,7 @@ from app.schemas import JobRead, ModelRead, SourceRead
 from app.serializers import serialize_job, serialize_model, serialize_source, serialize_target
 from app.service import ServiceDep
 from grasp_core.config import FoldConfig
-from grasp_core.kinds import known_kinds
+from grasp_core.kinds import KINDS
 from grasp_core.methods import METHODS
 from registry.blobs.damage import find_holds
 from registry.lookup import MAX_PAGE, find_named, list_page
@@ -59,7 +59,7 @@ def models_page(service: ServiceDep, page: PageDep, cursor: Cursor = None) -> HT
             "models.html",
             cards=_cards(session, found.items),
             next_cursor=found.next_cursor,
-            kinds=known_kinds().values(),
+            kinds=KINDS.values(),
             targets=[serialize_target(target) for target in targets if target.status != "failed"],
         )
 
@@ -194,7 +194,7 @@ def fields(merge: FoldConfig | Mapping[str, Any], kind: str) -> list[Field]:
 def _schema(parameters: type[FoldConfig], kind: str) -> dict[str, Any]:
     """With the augmentation of this kind, and of no other."""
     schema = parameters.model_json_schema()
-    known = known_kinds().get(kind)
+    known = KINDS.get(kind)
     own = known.augmentation.model_json_schema() if known else {}
     definitions = schema["$defs"]
     definitions["augmentation"] = {"properties": own.get("properties", {})}

@@ -13,7 +13,7 @@ from app.fields import Cursor, Reference
 from app.pages.rendering import PageDep
 from app.serializers import serialize_model, serialize_target
 from app.service import ServiceDep
-from grasp_core.kinds import known_kinds
+from grasp_core.kinds import KINDS
 from registry.lookup import find_named, list_page
 from registry.tables import Model, Target
 
@@ -56,7 +56,7 @@ def targets_page(service: ServiceDep, page: PageDep, cursor: Cursor = None) -> H
         return page.render(
             "targets.html",
             targets=[serialize_target(row) for row in found.items],
-            kinds=known_kinds().values(),
+            kinds=KINDS.values(),
             next_cursor=found.next_cursor,
         )
 
@@ -106,4 +106,4 @@ def _samples(target: Target) -> dict[str, list[Sample]]:
 
 def _examples(kind: str) -> str:
     """What people call the examples of a kind; also of one that is not installed here any more."""
-    return known_kinds()[kind].examples if kind in known_kinds() else "examples"
+    return KINDS[kind].examples if kind in KINDS else "examples"

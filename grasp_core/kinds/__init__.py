@@ -6,7 +6,6 @@ Importing this loads no torch: `Kind.load` does.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
 from typing import Any, Literal, TypeVar
 
 from pydantic import ValidationError
@@ -16,7 +15,7 @@ from grasp_core.config import FoldConfig, Frozen
 from grasp_core.errors import ConfigError
 from grasp_core.kinds.declaration import Export, Implementation, Kind
 from grasp_core.kinds.image import IMAGE
-from grasp_core.plugins import load_plugins
+from grasp_core.plugins import Declarations
 
 __all__ = [
     "DEFAULT",
@@ -27,28 +26,20 @@ __all__ = [
     "Part",
     "check_augmentation",
     "find_kind",
-    "known_kinds",
     "read_options",
 ]
 
-KINDS: dict[str, Kind] = {"image": IMAGE}
+KINDS = Declarations("grasp.kinds", Kind, {"image": IMAGE})
 DEFAULT = "image"  # of targets and models that do not say: once there was no other
 F = TypeVar("F", bound=FoldConfig)
 Part = Literal["overrides", "preprocessing", "augmentation"]
 
 
-@cache
-def known_kinds() -> Mapping[str, Kind]:
-    """All kinds by name, those of other packages too. Raises ConfigError for one that is broken."""
-    return load_plugins("grasp.kinds", Kind) | KINDS
-
-
 def find_kind(name: str) -> Kind:
     """Raises ConfigError, with the names that there are."""
-    known = known_kinds()
-    if name not in known:
-        raise ConfigError(f"there is no kind {name!r}", hint=f"there are {', '.join(known)}")
-    return known[name]
+    if name not in KINDS:
+        raise ConfigError(f"there is no kind {name!r}", hint=f"there are {', '.join(KINDS)}")
+    return KINDS[name]
 
 
 def read_options(kind: Kind, part: Part, values: Mapping[str, Any]) -> Frozen:
@@ -69,7 +60,7 @@ def check_augmentation(config: F, kind: Kind) -> F:
 
 
 def _foreign(kind: Kind, part: Part, name: str, value: object) -> InitErrorDetails:
-    others = [other.name for other in known_kinds().values() if name in _names(other, part)]
+    others = [other.name for other in KINDS.values() if name in _names(other, part)]
     owner = f"; it is one of {' and '.join(others)}" if others else ""
     said = PydanticCustomError(
         "extra_forbidden",

@@ -15,15 +15,17 @@ from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 from grasp_core.config import FoldConfig, replace_values
 from grasp_core.methods import grasp, mean
 from grasp_core.methods.declaration import AnyMethod, Method, Stage
-from grasp_core.plugins import load_plugins
+from grasp_core.plugins import Declarations
 
 DEFAULT = "grasp"
-METHODS: dict[str, AnyMethod] = {
-    "grasp": grasp.METHOD,
-    "mean": mean.METHOD,
-}
-for _name, _method in load_plugins("grasp.methods", Method).items():
-    METHODS.setdefault(_name, _method)
+METHODS: Declarations[AnyMethod] = Declarations(
+    "grasp.methods",
+    Method,
+    {
+        "grasp": grasp.METHOD,
+        "mean": mean.METHOD,
+    },
+)
 
 
 def parse_config(values: object) -> FoldConfig:

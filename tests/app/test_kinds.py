@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ from pydantic import Field
 
 from grasp_core.config import Frozen
 from grasp_core.errors import ConfigError
-from grasp_core.kinds import KINDS, Implementation, Kind, known_kinds
+from grasp_core.kinds import KINDS, Implementation, Kind
 from registry.models import spec_of
 from registry.tables import Model
 from tests.app.world import World
@@ -42,11 +41,8 @@ SOUNDS = Kind(
 
 
 @pytest.fixture(autouse=True)
-def _sounds(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _sounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(KINDS, "sound", SOUNDS)
-    known_kinds.cache_clear()
-    yield
-    known_kinds.cache_clear()
 
 
 def wrong(answer: Any) -> dict[str, str]:
@@ -207,7 +203,6 @@ def test_what_a_lost_kind_made_is_still_shown(
 ) -> None:
     world.post_model("ears", sounds)
     monkeypatch.delitem(KINDS, "sound")
-    known_kinds.cache_clear()
 
     assert world.client.get("/models/ears/info").json()["kind"] == "sound"
     assert world.client.get("/ui/models/ears").status_code == 200

@@ -400,14 +400,15 @@ OTHER = "no method"
 """
 
 
-def installed(folder: Path, points: str) -> subprocess.CompletedProcess[str]:
-    """What a process sees that has a package with these entry points."""
+def installed(folder: Path, points: str, first: str = "") -> subprocess.CompletedProcess[str]:
+    """What a process sees that has a package with these entry points, and runs `first`."""
     about = folder / "echo_merge-1.0.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: echo-merge\nVersion: 1.0\n")
     (about / "entry_points.txt").write_text(f"[grasp.methods]\n{points}\n")
     (folder / "echo_merge.py").write_text(PLUGIN)
     code = (
+        f"{first}\n"
         "from grasp_core.methods import METHODS, parse_config;"
         "print(*METHODS, METHODS['grasp'].parameters.__name__,"
         " parse_config({'method': 'echo', 'times': 3}))"
@@ -428,6 +429,12 @@ def test_packages_add_methods_as_entry_points(tmp_path: Path) -> None:
 
     assert "echo GraspConfig method='echo'" in process.stdout, process.stderr
     assert "times=3" in process.stdout
+
+
+def test_a_package_may_be_imported_before_ours(tmp_path: Path) -> None:
+    process = installed(tmp_path, "echo = echo_merge:METHOD", first="import echo_merge")
+
+    assert "times=3" in process.stdout, process.stderr
 
 
 def test_a_package_that_offers_no_method_is_named(tmp_path: Path) -> None:

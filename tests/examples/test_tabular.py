@@ -31,7 +31,7 @@ from grasp_core import (
     write_checkpoint,
 )
 from grasp_core.data import Limits
-from grasp_core.kinds import Implementation, find_kind, known_kinds
+from grasp_core.kinds import KINDS, Implementation, find_kind
 from grasp_core.operations import ValidateTarget
 from tests.serving import PATIENCE_S, serving
 
@@ -57,9 +57,9 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     subprocess.run([UV, "pip", "install", *options, *place, PACKAGE], check=True)
     with pytest.MonkeyPatch.context() as patched:
         patched.syspath_prepend(folder)
-        known_kinds.cache_clear()
+        KINDS.forget()
         yield folder
-    known_kinds.cache_clear()
+    KINDS.forget()
     for name in [name for name in sys.modules if name.partition(".")[0] == "grasp_tabular"]:
         del sys.modules[name]
 
