@@ -1,6 +1,7 @@
 """The `grasp` command: what runs the service, and what talks to it."""
 
 import signal
+import sys
 from importlib.metadata import version as release_of
 from typing import Annotated
 
@@ -8,6 +9,8 @@ import typer
 
 from grasp_cli import jobs, merge, models, service, sources, targets
 from grasp_cli.demo.command import demo
+from grasp_cli.session import NOT_DONE, complain
+from grasp_core.errors import ConfigError
 
 SERVICE = "Run the service"
 MERGE = "Merge"
@@ -64,4 +67,8 @@ def main() -> None:
     """Entry point of the `grasp` script."""
     # Whoever starts it may ignore interrupts, as a script does for what it starts with `&`.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    cli()
+    try:
+        cli()
+    except ConfigError as error:  # of another package's method or kind, found when it is needed
+        complain(error.message, error.hint)
+        sys.exit(NOT_DONE)

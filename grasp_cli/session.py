@@ -141,10 +141,14 @@ def errors_in_words(grasp: Grasp | None = None) -> Iterator[None]:
 
 
 def fail(message: str, hint: str | None = None) -> NoReturn:
+    complain(message, hint)
+    raise typer.Exit(NOT_DONE)
+
+
+def complain(message: str, hint: str | None = None) -> None:
     typer.echo(f"grasp: {message}", err=True)
     if hint:
         typer.echo(f"  {hint}", err=True)
-    raise typer.Exit(NOT_DONE)
 
 
 class ListByDefault(TyperGroup):

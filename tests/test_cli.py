@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -268,3 +269,31 @@ def test_an_administrator_retries_what_failed_for_all_owners() -> None:
     assert sorted(owners) == ["ada", "bob"]
     assert first.stderr == "queued again: 2\n"
     assert second.stderr == "queued again: 0\n"
+
+
+@pytest.mark.parametrize(
+    "command", [["serve"], ["merge", "a", "--target", "t", "-a", "x", "-o", "b"]]
+)
+def test_a_broken_package_is_named_without_a_traceback(command: list[str], tmp_path: Path) -> None:
+    about = tmp_path / "broken-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[grasp.methods]\nbroken = broken_method:METHOD\n")
+    (tmp_path / "broken_method.py").write_text("raise RuntimeError('no licence')")
+    (tmp_path / "a").touch()
+    (tmp_path / "t").mkdir()
+    root = Path(__file__).parent.parent
+
+    done = subprocess.run(
+        [sys.executable, "-c", "from grasp_cli.main import main; main()", *command],
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{root}", "HOME": str(tmp_path)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 1
+    assert "'broken' of broken cannot be loaded: RuntimeError: no licence" in done.stderr
+    assert "repair or uninstall broken" in done.stderr
+    assert "Traceback" not in done.stderr
