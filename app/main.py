@@ -1,11 +1,10 @@
 """The web application; served by `grasp serve`, or by any ASGI server as `app.main:app`."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 
 from fastapi import Depends, FastAPI
-from fastapi.concurrency import run_in_threadpool
 
 from app.access.auth import authorize
 from app.errors import install_error_handlers
@@ -18,22 +17,30 @@ from app.pages import router as pages
 from app.pages.rendering import PageMiddleware
 from app.routes import jobs, models, sources, system, targets, uploads, versions
 from app.service import Service
+from app.startup import Startup
 from registry.process.logs import configure_logs
 from registry.process.settings import Settings
 from registry.process.tracing import tracing
 
 
-def create_app(settings: Settings | None = None) -> FastAPI:
-    """Build the application; every call gives a new one, so tests do not share state."""
+def create_app(
+    settings: Settings | None = None, admit: Callable[[Service], None] = lambda _service: None
+) -> FastAPI:
+    """Build the application; every call gives a new one, so tests do not share state.
+
+    `admit` looks at the database before any request does, and may raise Refused.
+    """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         configure_logs(app.state.settings)
         app.state.service = Service(app.state.settings)
         app.state.following = Following(app.state.service.database)
-        await run_in_threadpool(app.state.service.start)
+        app.state.startup = Startup(app.state.service, admit)
+        await app.state.startup.begin()
         with tracing("grasp-api"):
             yield
+        await app.state.startup.end()
         app.state.following.close()
         app.state.service.close()
 

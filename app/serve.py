@@ -9,15 +9,18 @@ from contextlib import ExitStack
 from functools import partial
 
 import uvicorn
-from sqlalchemy.exc import DatabaseError
+from fastapi import FastAPI
 
 from app.access.auth import is_loopback
 from app.access.peers import can_recognise
 from app.access.tokens import token
 from app.http.connections import RESERVE, BoundedProtocol, Connections, Limits
-from registry.database import Database
+from app.main import create_app
+from app.service import Service
+from app.startup import Refused
+from registry.errors import NotReady
 from registry.keys import any_keys
-from registry.process.home import open_home
+from registry.process.home import lock_home, open_home
 from registry.process.logs import configure_logs, get_log
 from registry.process.processes import Workers
 from registry.process.settings import Settings
@@ -30,35 +33,26 @@ M_ARENA_MAX = -8  # of malloc.h
 log = get_log(__name__)
 
 
-class Refused(Exception):
-    """The service does not start; the message says what to do."""
-
-
 def serve(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT. Raises Refused."""
     configure_logs(settings)
     _share_freed_memory()
-    try:
-        open_home(settings)
-        keys = _look_at_database(settings)
-    except (OSError, DatabaseError) as error:
-        raise _unusable(settings, error) from error
     with ExitStack() as stack:
-        listener = stack.enter_context(_listen(settings))
         try:
-            secret = None if keys else stack.enter_context(token(settings))
+            open_home(settings)
+            stack.enter_context(lock_home(settings))
         except OSError as error:
-            raise Refused(
-                f"cannot write {error.filename}: {error.strerror}.\n"
-                "GRASP_HOME chooses another folder."
-            ) from error
-        _serve(settings, listener, secret)
+            raise _unusable_home(settings, error) from error
+        listener = stack.enter_context(_listen(settings))
+        app = create_app(settings, partial(_admit, listener, stack))
+        _run(settings, app, listener)
+        _raise_refusal(settings, app.state.startup.error)
 
 
-def _serve(settings: Settings, listener: socket.socket, secret: str | None) -> None:
+def _run(settings: Settings, app: FastAPI, listener: socket.socket) -> None:
     connections = Connections(_allowed(Limits.of(settings)))
     config = uvicorn.Config(
-        "app.main:app",
+        app,
         http=partial(BoundedProtocol, connections=connections),  # type: ignore[arg-type]
         ws="none",
         log_config=None,
@@ -72,12 +66,53 @@ def _serve(settings: Settings, listener: socket.socket, secret: str | None) -> N
     for number in (signal.SIGTERM, signal.SIGINT):
         # uvicorn raises them again once it has ended; dying of that would leave workers behind.
         signal.signal(number, server.handle_exit)
-    with Workers([{}] * settings.workers):
-        url = _url(listener)
-        log.info("serving", url=url, home=str(settings.home.absolute()))
-        if secret and not settings.open and not can_recognise():
-            _tell_of_token(settings, url, secret)
-        server.run(sockets=[listener])
+    server.run(sockets=[listener])
+
+
+def _admit(listener: socket.socket, stack: ExitStack, service: Service) -> None:
+    """Now that it is known whether there are keys: start to work, or raise Refused."""
+    settings, url = service.settings, _url(listener)
+    with service.database.read() as session:
+        keys = any_keys(session)
+    if not (keys or is_loopback(settings.host)):
+        raise Refused(
+            f"refusing to listen on {settings.host}: there are no API keys, so anyone who reaches"
+            " that address could use the service.\nMake one with `grasp admin keys create --owner"
+            " NAME --scope admin`, or set GRASP_HOST to 127.0.0.1."
+        )
+    secret = None if keys else stack.enter_context(token(settings))
+    stack.enter_context(Workers([{}] * settings.workers))
+    log.info("serving", url=url, home=str(settings.home.absolute()))
+    if secret and not settings.open and not can_recognise():
+        _tell_of_token(settings, url, secret)
+
+
+def _raise_refusal(settings: Settings, error: Exception | None) -> None:
+    """What kept the service from starting, in words."""
+    match error:
+        case None:
+            return
+        case NotReady() if settings.database_url is None:
+            folder = settings.home.absolute()
+            hint = f"It is kept in {folder}: GRASP_HOME chooses another folder."
+        case NotReady():
+            hint = "GRASP_DATABASE_URL says where it is."
+        case OSError():
+            raise _unusable_home(settings, error) from error
+        case _:
+            raise error
+    raise Refused(f"{error}.\n{hint}") from error
+
+
+def _unusable_home(settings: Settings, error: OSError) -> Refused:
+    if isinstance(error, BlockingIOError):
+        return Refused(
+            f"another `grasp serve` runs in {settings.home.absolute()}.\n"
+            "GRASP_HOME chooses another folder."
+        )
+    return Refused(
+        f"{error.filename} cannot be used: {error.strerror}.\nGRASP_HOME chooses another folder."
+    )
 
 
 def _url(listener: socket.socket) -> str:
@@ -119,34 +154,6 @@ def _allowed(limits: Limits) -> Limits:
         connections=fewer,
     )
     return limits._replace(connections=fewer)
-
-
-def _look_at_database(settings: Settings) -> bool:
-    """Whether there are keys. Raises Refused if there have to be."""
-    database = Database(settings.database)
-    try:
-        if settings.embedded:
-            database.migrate()
-        with database.read() as session:
-            keys = any_keys(session)
-    finally:
-        database.close()
-    if not (keys or is_loopback(settings.host)):
-        raise Refused(
-            f"refusing to listen on {settings.host}: there are no API keys, so anyone who reaches"
-            " that address could use the service.\nMake one with `grasp admin keys create --owner"
-            " NAME --scope admin`, or set GRASP_HOST to 127.0.0.1."
-        )
-    return keys
-
-
-def _unusable(settings: Settings, error: OSError | DatabaseError) -> Refused:
-    reason = error.orig if isinstance(error, DatabaseError) else error
-    if settings.database_url is None:
-        hint = f"It is kept in {settings.home.absolute()}: GRASP_HOME chooses another folder."
-    else:
-        hint = "GRASP_DATABASE_URL says where it is."
-    return Refused(f"the database cannot be used: {reason}.\n{hint}")
 
 
 def _listen(settings: Settings) -> socket.socket:

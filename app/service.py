@@ -49,10 +49,6 @@ class Service:
                 note_problem(session, sha256, problem_of(error), utc_now())
             raise
 
-    def start(self) -> None:
-        if self.settings.embedded:
-            self.database.migrate()
-
     def close(self) -> None:
         self.database.close()
 

@@ -58,8 +58,8 @@ def of_service(command: Callable[P, None]) -> Callable[P, None]:
 @of_service
 def serve() -> None:
     """Run the API and its workers; GRASP_HOST and GRASP_PORT say where."""
-    from app.serve import Refused
     from app.serve import serve as run
+    from app.startup import Refused
 
     try:
         run(read_settings())
@@ -92,9 +92,17 @@ def worker(
 @admin.command()
 @of_service
 def migrate() -> None:
-    """Bring the database up to date: once before every upgrade, where it is a server."""
+    """Bring the database up to date: once before every upgrade, where it is a server.
+
+    One that is away is waited for, as long as GRASP_DATABASE_WAIT_SECONDS says.
+    """
+    from registry.database import wait_until_ready
+
+    seconds = read_settings().database_wait_seconds
     with opened_database() as database:
-        database.migrate()
+        wait_until_ready(
+            database.migrate, seconds, lambda error: typer.echo(f"{error}: waiting", err=True)
+        )
 
 
 @keys.command("create")
@@ -195,6 +203,7 @@ def opened_database() -> Iterator["Database"]:
     from sqlalchemy.exc import DBAPIError, ProgrammingError
 
     from registry.database import Database
+    from registry.errors import NotReady
     from registry.process.home import open_home
 
     settings = read_settings()
@@ -205,6 +214,8 @@ def opened_database() -> Iterator["Database"]:
         if settings.embedded:
             database.migrate()
         yield database
+    except NotReady as error:
+        fail(str(error))
     except ProgrammingError as error:
         reason = str(error.orig).partition("\n")[0]
         fail(f"the tables are not of this release ({reason}): run `grasp admin migrate`")

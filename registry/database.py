@@ -1,14 +1,17 @@
 """Sessions on SQLite or PostgreSQL, and the migrations that bring either up to date."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
 from typing import Any
 
-from sqlalchemy import Connection, Engine, ExceptionContext, create_engine, event, text
-from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError
+from sqlalchemy import Connection, Engine, ExceptionContext, create_engine, event, inspect, text
+from sqlalchemy.exc import DatabaseError, DBAPIError, OperationalError
 from sqlalchemy.orm import Session, sessionmaker
 
+from registry.errors import NotReady
 from registry.jobs.bell import Bell, rings_of, silence
 
 MIGRATIONS = Path(__file__).parent.parent / "migrations"
@@ -24,6 +27,11 @@ READ_ONLY_HINT = (
     " primary instead of a replica; then work goes on by itself"
 )
 AWAY_HINT = "it is waited for; perhaps a full disk, or a server that is gone"
+NO_TABLES_YET = "the tables of the database are not of this release yet"
+MIGRATE_HINT = "run `grasp admin migrate`, once per release"
+# What libpq says of credentials; it passes on no code for them.
+CREDENTIALS = ("authentication failed", "no password supplied", "no pg_hba.conf entry")
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0  # between two looks at a database that is away
 
 
 class Database:
@@ -49,16 +57,35 @@ class Database:
     @contextmanager
     def write(self) -> Iterator[Session]:
         with self._writers.begin() as session:
-            if not self.url.startswith("sqlite"):
+            if not self._is_embedded:
                 session.execute(LET_GO)
             yield session
         for ring in rings_of(session):
             self._bell(ring)
 
+    def prepare(self) -> None:
+        """Migrate a database that is this home's own; of a server, see that somebody has.
+
+        Raises NotReady.
+        """
+        try:
+            if self._is_embedded:
+                self.migrate()
+            elif self._revision() < newest_revision():
+                raise NotReady(NO_TABLES_YET, hint=MIGRATE_HINT)
+        except DatabaseError as error:
+            raise self._not_ready(error) from error
+
     def migrate(self) -> None:
-        """Bring the schema up to date. Alembic takes a while to import: only where it has work."""
-        if self._is_current():
-            return
+        """Bring the schema up to date. Alembic takes a while to import: only where it has work.
+
+        Raises NotReady where the database does not answer.
+        """
+        try:
+            if self._revision() == newest_revision():
+                return
+        except OperationalError as error:
+            raise self._not_ready(error) from error
         from alembic import command
 
         command.upgrade(self._alembic(), "head")
@@ -76,14 +103,22 @@ class Database:
     def close(self) -> None:
         self.engine.dispose()
 
-    def _is_current(self) -> bool:
-        newest = max(path.name.partition("_")[0] for path in MIGRATIONS.glob("versions/[0-9]*.py"))
-        try:
-            with self.engine.connect() as connection:
-                found = connection.scalar(REVISION)
-                return bool(found == newest)
-        except (OperationalError, ProgrammingError):  # no such table; or no database, which
-            return False  # the migration will then say
+    @property
+    def _is_embedded(self) -> bool:
+        return self.url.startswith("sqlite")
+
+    def _revision(self) -> str:
+        """Of the schema; empty where there are no tables."""
+        with self.engine.connect() as connection:
+            if not inspect(connection).has_table("alembic_version"):
+                return ""
+            return str(connection.scalar(REVISION) or "")
+
+    def _not_ready(self, error: DatabaseError) -> NotReady:
+        """Its message is for everybody; the hint, with names and addresses, for operators."""
+        reason = str(error.orig).strip()
+        hopeless = self._is_embedded or any(words in reason for words in CREDENTIALS)
+        return NotReady("the database cannot be used", hint=reason, hopeless=hopeless)
 
     def _alembic(self) -> Any:
         from alembic.config import Config
@@ -92,6 +127,36 @@ class Database:
         config.set_main_option("script_location", str(MIGRATIONS))
         config.attributes["engine"] = self.engine
         return config
+
+
+def newest_revision() -> str:
+    """Of the schema that this release knows."""
+    return max(path.name.partition("_")[0] for path in MIGRATIONS.glob("versions/[0-9]*.py"))
+
+
+def wait_until_ready(
+    look: Callable[[], None],
+    seconds: float,
+    tell: Callable[[NotReady], None],
+    stopping: Event | None = None,
+) -> None:
+    """Look again and again, ever more rarely, until `look` raises no NotReady.
+
+    It is raised after so many seconds, at once if it is hopeless, and when `stopping` is set.
+    """
+    stopping = stopping or Event()
+    deadline, pause = time.monotonic() + seconds, FIRST_PAUSE_S
+    while True:
+        try:
+            return look()
+        except NotReady as error:
+            left = deadline - time.monotonic()
+            if error.hopeless or left <= 0:
+                raise
+            tell(error)
+            if stopping.wait(min(pause, left)):
+                raise
+        pause = min(2 * pause, LONGEST_PAUSE_S)
 
 
 def explain(error: DBAPIError) -> tuple[str, str]:

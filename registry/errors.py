@@ -14,6 +14,7 @@ GraspError (grasp_core.errors)
     │   ├── UploadUnfinished     bytes of an upload are missing
     │   └── KeyReused            an Idempotency-Key came with another request
     ├── Unusable             a request that can never work
+    ├── NotReady             the database cannot be used yet, or never
     └── LeaseLost            a worker's claim on a queue is over; nothing it did may count
 """
 
@@ -97,3 +98,13 @@ class Unusable(RegistryError):
 
 class LeaseLost(RegistryError):
     code = "lease_lost"
+
+
+class NotReady(RegistryError):
+    """`hopeless` says that waiting will not help."""
+
+    code = "unavailable"
+
+    def __init__(self, message: str, *, hint: str | None = None, hopeless: bool = False) -> None:
+        super().__init__(message, hint=hint)
+        self.hopeless = hopeless

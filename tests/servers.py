@@ -35,6 +35,7 @@ class Postgres:
 
     def __init__(self, folder: Path) -> None:
         folder, made = _make(folder)
+        self._folder = folder
         self._url = make_url(made.get_uri()).set(drivername="postgresql+psycopg")
         sockets = made.get_postmaster_info().socket_dir
         self._user = made.system_user
@@ -59,9 +60,22 @@ class Postgres:
     def url(self, database: str = "postgres") -> str:
         return self._url.set(database=database).render_as_string(hide_password=False)
 
+    def create_database(self, name: str) -> None:
+        """Without tables."""
+        self._execute(f"CREATE DATABASE {name}")
+
+    def lock_out(self, role: str) -> str:
+        """A URL with credentials that it does not take."""
+        rules = self._folder / "pg_hba.conf"
+        rules.write_text(f"local all {role} scram-sha-256\n{rules.read_text()}")
+        self._execute(f"CREATE ROLE {role} LOGIN PASSWORD 'right'")
+        self._execute("SELECT pg_reload_conf()")
+        url = self._url.set(username=role, password="wrong-secret")
+        return url.render_as_string(hide_password=False)
+
     def make_database(self, name: str) -> str:
         """The URL of a new one, migrated."""
-        self._execute(f"CREATE DATABASE {name}")
+        self.create_database(name)
         database = Database(self.url(name))
         database.migrate()
         database.close()

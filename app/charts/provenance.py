@@ -9,7 +9,7 @@ from markupsafe import Markup
 from app.charts.parameters import Group, depth_for, in_blocks, layer_of
 from app.charts.svg import drawing, element
 
-COLOURS = 7  # that can be name apart, by most eyes; what is beyond them shares the last, grey
+COLOURS = 7  # that most eyes can tell apart; what is beyond them shares the last, grey
 OTHERS = COLOURS
 MOST_LAYERS = 250
 BAND_WIDTH = 1000

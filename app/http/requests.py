@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.errors import RETRY_SECONDS, problem, unexpected
 from app.metrics import OTHER, RequestMetrics, route_of
+from app.startup import Startup
 from registry.process.logs import get_log
 from registry.process.tracing import log_context, set_attributes, set_failed, traced
 
@@ -146,7 +147,8 @@ def _refusal(scope: Scope) -> ASGIApp | None:
         return turned_away()
     if not _names_one_host(scope):
         return problem(400, "invalid_host", "a request has exactly one Host header")
-    return None
+    startup: Startup = scope["app"].state.startup
+    return startup.turn_away(scope["path"])
 
 
 def _names_one_host(scope: Scope) -> bool:

@@ -37,11 +37,12 @@ def healthz() -> Health:
     response_model=Readiness,
     responses={503: {"model": Readiness, "description": "Something it needs does not answer"}},
 )
-def readyz(service: ServiceDep) -> JSONResponse:
+def readyz(request: Request, service: ServiceDep) -> JSONResponse:
     """Whether database and disk answer and can be written; how many workers are alive (none is
     still ready)."""
+    starting: str | None = request.app.state.startup.reason
     checks = {
-        "database": _check(service.database.check),
+        "database": starting or _check(service.database.check),
         "blobs": _check(service.store.check),
     }
     ready = all(result == "ok" for result in checks.values())

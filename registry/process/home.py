@@ -1,8 +1,10 @@
 """The folder of everything the service keeps, which nobody but its user may look into."""
 
+import fcntl
 import os
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from registry.process.settings import Settings
@@ -23,6 +25,14 @@ def open_home(settings: Settings) -> None:
     for path in (settings.home, *(settings.home / name for name in KEPT)):
         with suppress(FileNotFoundError):
             _close(path)
+
+
+@contextmanager
+def lock_home(settings: Settings) -> Iterator[None]:
+    """For one service at a time. Raises BlockingIOError while another has it; it ends with us."""
+    with (settings.home / "serve.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
 
 
 def _close(path: Path) -> None:

@@ -114,6 +114,13 @@ class Settings(BaseSettings):
         description="Connections that the API keeps to a database server; it opens as many again"
         " when busy.",
     )
+    database_wait_seconds: float = Field(
+        600.0,
+        ge=0,
+        description="How long, in seconds, `grasp serve` and `grasp admin migrate` wait at their"
+        " start for a database server that is away, or whose tables nobody has migrated yet; until"
+        " then only health checks are answered. 0: not at all.",
+    )
     broker_url: str | None = Field(
         None,
         description="Celery broker, such as redis://host/0, that tells workers of new jobs; it may"

@@ -3,16 +3,19 @@
 import asyncio
 import signal
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import uvicorn
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
 from uvicorn.server import ServerState
 
 from app.http.connections import MAX_HEAD, MAX_HEADERS, BoundedProtocol, Connections, Limits
-from app.serve import Refused, serve
+from app.serve import serve
+from app.startup import Refused
 from registry.process.settings import Settings
 
 START = b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\n"
@@ -25,6 +28,15 @@ ENDLESS = {  # how it begins, and what is repeated
 }
 
 
+@pytest.fixture(autouse=True)
+def usual_signals() -> Iterator[None]:
+    """`serve` takes those of this process."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @pytest.mark.usefixtures("no_settings")
 @pytest.mark.parametrize("content", [None, b"not a database" * 100])
 def test_an_unusable_home_is_named(tmp_path: Path, content: bytes | None) -> None:
@@ -35,7 +47,7 @@ def test_an_unusable_home_is_named(tmp_path: Path, content: bytes | None) -> Non
         home.mkdir()
         (home / "grasp.db").write_bytes(content)
 
-    with pytest.raises(Refused, match="the database cannot be used") as refusal:
+    with pytest.raises(Refused, match="cannot be used") as refusal:
         serve(Settings(home=home))
 
     assert str(home) in str(refusal.value)
@@ -49,7 +61,7 @@ def test_a_database_that_is_away_is_named_without_its_password() -> None:
     url = f"postgresql://user:secret@127.0.0.1:{port}/grasp"
 
     with pytest.raises(Refused, match="GRASP_DATABASE_URL") as refusal:
-        serve(Settings(database_url=url, host="0.0.0.0"))  # where it must look for keys
+        serve(Settings(database_url=url, port=0, database_wait_seconds=0))
 
     assert "secret" not in str(refusal.value)
 
@@ -66,19 +78,16 @@ def test_the_token_is_told_where_it_is_needed_and_only_to_who_looks(
 
     def run(self: uvicorn.Server, sockets: Any) -> None:
         nonlocal token
-        token = settings.token_file.read_text()
+        assert isinstance(self.config.app, FastAPI)
+        with TestClient(self.config.app):
+            token = settings.token_file.read_text()
 
     monkeypatch.setattr(uvicorn.Server, "run", run)
     monkeypatch.setattr("app.serve.can_recognise", lambda: recognised)
     monkeypatch.setattr("app.serve.log.info", lambda *event, **fields: said.append(f"{fields}"))
     monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     settings = Settings(home=tmp_path / "home", port=0, workers=0)
-    try:
-        serve(settings)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    serve(settings)
 
     assert token
     assert any(f"/ui/login?token={token}" in line for line in said) == (terminal and not recognised)

@@ -1,6 +1,5 @@
 """Bits that flip in the object store: each is found by scrub, and none is sent or folded in."""
 
-import os
 import random
 import shutil
 import signal
@@ -15,13 +14,14 @@ from registry.tables import BlobProblem
 from tests.buckets import Bucket
 from tests.proofs.cluster import Cluster
 from tests.proofs.conftest import MakeCluster
+from tests.proofs.forms import choose_seed
 from tests.service.fake_folds import checkpoint
 from tests.service.harness import GRASP, environment
 from tests.worker.waiting import until
 
 SOURCES = 2
 BITS = 5  # of each blob, one at a time
-SEED = int(os.environ.get("BITS_SEED", random.randrange(2**32)))
+SEED = choose_seed("BITS_SEED")
 
 
 def test_a_flipped_bit_of_any_blob_is_found_and_never_sent_or_folded_in(

@@ -1,6 +1,5 @@
 """Cancels at any moment: a job ends cancelled and without a version, or succeeded with one."""
 
-import os
 import random
 import time
 from collections import Counter
@@ -12,13 +11,13 @@ from sqlalchemy import select
 from registry.tables import Job, Model
 from tests.proofs.cluster import Cluster
 from tests.proofs.conftest import MakeCluster
-from tests.proofs.forms import short_and_long
+from tests.proofs.forms import choose_seed, short_and_long
 from tests.service.fake_folds import chain, checkpoint
 from tests.worker.waiting import until
 
 MODELS = 4
 SENDERS = 8
-SEED = int(os.environ.get("CANCELS_SEED", random.randrange(2**32)))
+SEED = choose_seed("CANCELS_SEED")
 
 
 class Canceller:

@@ -4,8 +4,6 @@ What comes out is compared, byte for byte, with what `grasp_core` makes of the s
 process, one after the other, while nothing goes wrong.
 """
 
-import os
-import random
 import sys
 import time
 from collections.abc import Sequence
@@ -23,7 +21,7 @@ from registry.jobs.states import TERMINAL
 from registry.tables import Job
 from tests.proofs.cluster import Cluster
 from tests.proofs.conftest import MakeCluster
-from tests.proofs.forms import short_and_long
+from tests.proofs.forms import choose_seed, short_and_long
 from tests.proofs.storm import Offer, Sender, Storm, sending
 from tests.servers import Postgres, Redis
 from tests.trained import Digits
@@ -38,7 +36,7 @@ MERGE = {
 FAULTS = {"child": 3, "worker": 2, "api": 1, "broker": 1, "postmaster": 1, "backend": 1, "flush": 2}
 SET_UP = 3  # jobs before the first fold: a validation, two preparations
 PAUSE_S = 0.7  # at most, from the moment at which a fold is under way
-SEED = int(os.environ.get("STORM_SEED", random.randrange(2**32)))
+SEED = choose_seed("STORM_SEED")
 
 
 class Files:

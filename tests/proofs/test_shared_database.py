@@ -1,6 +1,5 @@
 """Two APIs and four workers on one PostgreSQL, everything at once: no deadlock, no error."""
 
-import os
 import random
 import time
 from collections import Counter
@@ -15,7 +14,7 @@ import pytest
 from registry.jobs.states import ACTIVE
 from tests.proofs.cluster import Cluster
 from tests.proofs.conftest import MakeCluster
-from tests.proofs.forms import short_and_long
+from tests.proofs.forms import choose_seed, short_and_long
 from tests.servers import Postgres
 from tests.service.fake_folds import checkpoint
 
@@ -23,7 +22,7 @@ CALLERS = 6
 MODELS = 4
 BACKLOG = 12  # jobs: more would only wait
 PAUSE_S = 0.2  # at most, between two requests of a caller
-SEED = int(os.environ.get("SHARED_SEED", random.randrange(2**32)))
+SEED = choose_seed("SHARED_SEED")
 _numbers = count()
 
 

@@ -1,14 +1,12 @@
 """kill -9 of everything, servers included, while sources arrive: each is folded once, in order."""
 
-import os
-import random
 import time
 from typing import Any
 
 import pytest
 
 from tests.proofs.conftest import MakeCluster
-from tests.proofs.forms import short_and_long
+from tests.proofs.forms import choose_seed, short_and_long
 from tests.proofs.storm import Offer, Sender, Storm, sending
 from tests.servers import Postgres, Redis
 from tests.service.fake_folds import checkpoint
@@ -17,7 +15,7 @@ MODELS = 10
 WORKERS = 4
 AHEAD = 12  # sources that may be under way, so that a fault hits something
 PAUSE_S = 0.5  # at most, between two faults
-SEED = int(os.environ.get("STORM_SEED", random.randrange(2**32)))
+SEED = choose_seed("STORM_SEED")
 SHORT = {"child": 10, "worker": 6, "api": 3, "broker": 3, "postmaster": 2, "backend": 2, "flush": 4}
 LONG = {  # 200 kills, and 20 flushes
     "child": 80,

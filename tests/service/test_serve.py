@@ -26,7 +26,8 @@ def workers_of(served: Settings) -> str | None:
         answer = httpx.get(f"http://127.0.0.1:{served.port}/readyz")
     except httpx.TransportError:
         return None
-    assert answer.status_code == 200
+    if answer.status_code != 200:
+        return None
     count: str = answer.json()["checks"]["workers"]
     return count
 
@@ -80,6 +81,33 @@ def test_a_signal_that_comes_before_it_serves_is_heeded(home: Path) -> None:
     with Process(SERVE, served) as process:
         until(lambda: process.says('"event": "serving"'))
         assert process.end(signal.SIGINT) == 0
+
+
+def test_a_home_has_one_service_at_a_time(home: Path) -> None:
+    served = settings(home, workers=0)
+
+    with Process(SERVE, served) as process:
+        until(lambda: workers_of(served) == "0")
+        token = served.token_file.read_text()
+        words = refusal(settings(home, workers=0))
+        assert served.token_file.read_text() == token
+        assert process.end() == 0
+
+    assert f"another `grasp serve` runs in {home}" in words
+    assert not served.token_file.exists()
+
+
+def test_a_token_that_cannot_be_deleted_ends_nothing(home: Path) -> None:
+    """As on a disk that can no longer be written."""
+    served = settings(home, workers=0)
+
+    with Process(SERVE, served) as process:
+        until(lambda: workers_of(served) == "0")
+        served.token_file.unlink()
+        served.token_file.mkdir()
+        assert process.end() == 0
+
+    assert not process.says("Traceback")
 
 
 def test_a_port_that_is_taken_is_named(home: Path) -> None:
