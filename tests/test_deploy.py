@@ -1,5 +1,6 @@
 """The images, the compose file and the manifests, as far as reading them tells: no engine runs."""
 
+import json
 import re
 import socket
 import subprocess
@@ -305,6 +306,35 @@ def test_our_containers_can_do_little(name: str) -> None:
     assert service["security_opt"] == ["no-new-privileges:true"]
     assert service["tmpfs"][0].startswith("/tmp:")
     assert service["volumes"][0].endswith(":/data")
+
+
+@pytest.mark.parametrize("name", ["postgres", "redis", "blobs", "bucket"])
+def test_containers_of_others_can_do_little(name: str) -> None:
+    service = services()[name]
+
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert "user" not in service or "cap_add" not in service
+
+
+def test_the_service_reads_and_writes_its_bucket_and_no_more() -> None:
+    content = compose()["configs"]["s3"]["content"]
+    identities = json.loads(VARIABLE.sub(r"\1", content))["identities"]
+    actions = {each["credentials"][0]["accessKey"]: each["actions"] for each in identities}
+
+    assert actions["S3_ADMIN_ACCESS_KEY"] == ["Admin"]
+    assert {action.partition(":")[2] for action in actions["S3_ACCESS_KEY"]} == {"grasp"}
+    for name, service in services().items():
+        used = "ADMIN" in str(service.get("environment", {}))
+        assert used == (name == "bucket"), name
+
+
+def test_network_policies_name_whom_they_let_through() -> None:
+    for name in ("grasp-out", "grasp-api-in"):
+        spec = find("NetworkPolicy", name)["spec"]
+        for rule in spec.get("egress", []) + spec.get("ingress", []):
+            assert rule.get("to") or rule.get("from"), rule
 
 
 def test_only_the_api_can_be_reached_and_only_from_this_machine() -> None:
