@@ -24,7 +24,7 @@ from starlette.routing import Match
 from app.http.downloads import RangeNotSatisfiable
 from grasp_core.config import plain_words
 from grasp_core.errors import GraspError, shorten
-from registry.database import explain
+from registry.database import explain, is_full
 from registry.errors import Conflict
 from registry.process.logs import get_log
 
@@ -72,6 +72,7 @@ MAX_LISTED = 50  # wrong values; whoever sends thousands makes one mistake
 MAX_SHOWN = 300  # characters of where one is, and of what is wrong with it
 MAX_DETAIL = 6000  # characters: names that a stranger chose can have megabytes
 CHECKSUM_MISMATCH = 460  # of tus alone: no RFC knows it
+FULL = "the disk of the database is full"
 NO_SUCH_TABLE_OR_COLUMN = ("42P01", "42703")  # as PostgreSQL says it
 
 
@@ -247,6 +248,9 @@ async def _on_deleted(_request: Request, _error: Exception) -> JSONResponse:
 
 
 async def _on_database_error(_request: Request, error: Exception) -> JSONResponse:
+    if isinstance(error, DBAPIError) and is_full(error):
+        get_log(__name__).error(FULL, exc_info=error)
+        return problem(507, "storage_full", FULL, hint="make room, then try again")
     if isinstance(error, DBAPIError):
         why, hint = explain(error)
     else:

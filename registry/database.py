@@ -22,6 +22,7 @@ BUSY_SECONDS = 30  # how long a writer waits for SQLite's single write lock
 REVISION = text("SELECT version_num FROM alembic_version")
 WRITE_NOTHING = text("UPDATE alembic_version SET version_num = version_num WHERE 1 = 0")
 READ_ONLY_POSTGRES = "25006"  # read_only_sql_transaction
+DISK_FULL_POSTGRES = "53100"  # disk_full
 READ_ONLY_HINT = (
     "let whoever runs this service write to it: the file, its folder and its disk, or PostgreSQL's"
     " primary instead of a replica; then work goes on by itself"
@@ -164,6 +165,12 @@ def explain(error: DBAPIError) -> tuple[str, str]:
     if is_read_only(error):
         return "the database cannot be written", READ_ONLY_HINT
     return "the database does not answer", AWAY_HINT
+
+
+def is_full(error: DBAPIError) -> bool:
+    if getattr(error.orig, "sqlstate", None) == DISK_FULL_POSTGRES:
+        return True
+    return getattr(error.orig, "sqlite_errorname", None) == "SQLITE_FULL"
 
 
 def is_read_only(error: DBAPIError) -> bool:

@@ -125,10 +125,9 @@ def _not_below_roots(uri: str, policy: FetchPolicy) -> UriNotAllowed:
             f"{uri!r}: this server has no data roots, so it reads no local files",
             hint="set GRASP_DATA_ROOTS to the folders that it may read, or upload the file",
         )
-    roots = ", ".join(map(str, policy.data_roots))
     return UriNotAllowed(
-        f"{uri!r} is not below a data root: {roots}",
-        hint="move the file there, or add its folder to GRASP_DATA_ROOTS",
+        f"{uri!r} is not below a data root of this server",
+        hint="the operator can add its folder to GRASP_DATA_ROOTS; or upload the file",
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from functools import cache
 from ipaddress import IPv6Address, ip_address
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.responses import Response
@@ -20,7 +21,17 @@ from uvicorn.server import ServerState
 
 from app.access.peers import PEER_UID, peer_uid
 from app.errors import STATUS, problem
-from app.http.requests import CROWDED, LINGER_SECONDS, QUIET, STOPPING, has_body, turned_away
+from app.http.bodies import Bodies, Slot
+from app.http.requests import (
+    LINGER_BYTES,
+    LINGER_SECONDS,
+    QUIET,
+    REFUSED,
+    SLOT,
+    STOPPING,
+    has_body,
+    turned_away,
+)
 from app.metrics import CLOSED_CONNECTIONS, OPEN_CONNECTIONS
 from registry.process.logs import get_log
 from registry.process.settings import Settings
@@ -28,7 +39,6 @@ from registry.process.settings import Settings
 MAX_HEAD = 2**16  # bytes; httptools has no limit of its own, and anyone may connect
 MAX_HEADERS = 128  # lines: each takes some hundred bytes, however short it is
 MAX_HEADS = 2**25  # bytes of the heads of all connections together
-MAX_BODIES = 48  # requests whose bodies arrive at once: a megabyte each, on their way to the disk
 RESERVE = 32  # connections beyond the limit, to be answered so, and for health checks
 MIN_BODY = 1024  # bytes of a body in GRASP_STALL_SECONDS: less than any line that works carries
 STOP_SECONDS = 4.0  # that requests under way have when the service is asked to stop
@@ -62,7 +72,7 @@ class Connections:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self.bodies: set[BoundedProtocol] = set()  # those that send one
+        self.bodies = Bodies()
         self._open = 0
         self._by_origin: Counter[bytes] = Counter()
         self._silent: OrderedDict[BoundedProtocol, None] = OrderedDict()  # the longest first
@@ -98,7 +108,6 @@ class Connections:
             del self._by_origin[connection.origin]
         OPEN_CONNECTIONS.set(self._open)
         self._silent.pop(connection, None)
-        self.bodies.discard(connection)
         self.hold(connection, 0)
 
     def may_close(self, connection: "BoundedProtocol") -> None:
@@ -173,7 +182,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._all = connections or all_connections()
         self._asking = False  # a request is under way
         self._answered = False  # in the application's place, and will close
+        self._slot: Slot | None = None  # of the body that arrives; of those before, all has come
         self._fresh = 0  # bytes that came since the application last got something of them
+        self._dropped = 0  # bytes of a body that was refused
         self._head_bytes = self._head_lines = 0
         self._heads = self._received = self._drained = 0  # what moves on, if anything does
         self._mark: tuple[object, ...] = ("head", 0)
@@ -191,6 +202,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
         self._all.remove(self)
+        self._release()
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
@@ -235,20 +247,22 @@ class BoundedProtocol(HttpToolsProtocol):
         self._all.keep(self)
         self._all.hold(self, self._head_bytes)
         self._look_at_crowd()
+        self._believe_target()
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         self._fresh = 0
         self._received += len(body)
-        if not self.scope["state"].get(CROWDED):  # whose body nobody wants
+        if not self.scope["state"].get(REFUSED):
             super().on_body(body)
+        else:
+            self._drop(len(body))
 
     def on_message_complete(self) -> None:
-        self._all.bodies.discard(self)
+        self._release()
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        self._all.bodies.discard(self)
         if not self.pipeline:
             self._asking = False
             self._all.hold(self, self._fresh)
@@ -263,12 +277,32 @@ class BoundedProtocol(HttpToolsProtocol):
         """The application turns away what is too many; its health can be asked for always."""
         sends_body = has_body(Headers(raw=self.headers))
         asked = self.url.partition(b"?")[0].decode("latin-1")
-        crowded = self._all.crowded or (sends_body and len(self._all.bodies) >= MAX_BODIES)
+        self._slot = self._all.bodies.add() if sends_body else None
+        crowded = self._all.crowded or (sends_body and self._slot is None)
         if crowded and asked not in QUIET:
-            self.scope["state"][CROWDED] = True
+            self._release()
+            self.scope["state"][REFUSED] = True
             self._all.may_close(self)  # its answer matters less than whoever comes next
-        elif sends_body:
-            self._all.bodies.add(self)
+        else:
+            self.scope["state"][SLOT] = self._slot
+
+    def _believe_target(self) -> None:
+        """A target that is a whole URI names the host, whatever Host says (RFC 9112, 3.2.2)."""
+        if self.url[:1] not in (b"/", b"*"):
+            authority = urlsplit(self.url).netloc
+            self.headers[:] = [
+                (name, authority if name == b"host" else value) for name, value in self.headers
+            ]
+
+    def _drop(self, count: int) -> None:
+        """A body that nobody wants is taken for a while, for its sender to see the answer."""
+        self._dropped += count
+        if self._dropped > LINGER_BYTES:
+            self.flow.pause_reading()
+
+    def _release(self) -> None:
+        if self._slot is not None:
+            self._slot.release()
 
     def _count_head(self, count: int) -> None:
         self._head_bytes += count

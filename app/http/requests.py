@@ -3,9 +3,11 @@
 import asyncio
 import math
 import re
+import sys
 import time
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager, suppress
+from traceback import clear_frames
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -17,6 +19,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.errors import RETRY_SECONDS, problem, unexpected
+from app.http.bodies import Slot
 from app.metrics import OTHER, RequestMetrics, route_of
 from app.startup import Startup
 from registry.process.logs import get_log
@@ -25,12 +28,16 @@ from registry.process.tracing import log_context, set_attributes, set_failed, tr
 SAFE_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 QUIET = ("/healthz", "/readyz", "/metrics")  # asked every few seconds by machines
 HEADER = "X-Request-Id"
+# Of every answer that does not say otherwise: what an owner may read, caches on the way keep not.
+UNLESS_SAID = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 # In the scope's state:
-CROWDED = "crowded"  # there is no room for this request
+REFUSED = "refused"  # nobody wants what is still to come of its body
+SLOT = "slot"  # of its body, if it has one and the server counts them
 STOPPING = "stopping"  # the service ends, and has said so to the client
 GONE = 499  # in the log only: the client left before it was answered
 # How much is still taken from a client that was refused, so that it can see the answer.
 LINGER_SECONDS, LINGER_BYTES = 1.0, 4 * 2**20
+NOBODY = ""  # whose bodies those are that need no key
 Result = TypeVar("Result")
 
 
@@ -45,8 +52,9 @@ class RequestContext:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        scope.setdefault("state", {})
         exchange = Exchange(scope, receive, send, self._metrics)
-        scope.setdefault("state", {})["request_id"] = exchange.request_id
+        scope["state"]["request_id"] = exchange.request_id
         with _traced(scope, exchange) as ids, structlog.contextvars.bound_contextvars(**ids):
             app = _refusal(scope) or self.app
             try:
@@ -62,6 +70,7 @@ class RequestContext:
                     raise  # too late for an answer: the server cuts the connection
                 await unexpected(error)(scope, exchange.receive, exchange.send)
             finally:
+                exchange.end()
                 self._metrics.answered(scope, exchange.status, exchange.seconds_to_answer)
                 _log(scope, exchange.status, exchange.seconds)
 
@@ -83,6 +92,7 @@ class Exchange:
         self._began, self._answered = time.perf_counter(), math.inf
         self._more_body = has_body(headers)
         self._refusing = False
+        self._state = scope["state"]
 
     @property
     def seconds(self) -> float:
@@ -94,6 +104,11 @@ class Exchange:
         return min(self.seconds, self._answered - self._began)
 
     async def receive(self) -> Message:
+        """Raises Busy where the caller sends as many bodies as they may."""
+        slot: Slot | None = self._state.get(SLOT)
+        if slot is not None and not self.started:
+            caller = self._state.get("caller")
+            slot.assign(caller.owner if caller else NOBODY)
         message = await self._receive()
         self._more_body = message["type"] == "http.request" and message.get("more_body", False)
         self._metrics.received(len(message.get("body", b"")))
@@ -106,21 +121,39 @@ class Exchange:
             self._answered = time.perf_counter()
             headers = MutableHeaders(scope=message)
             headers[HEADER] = self.request_id
+            for name, value in UNLESS_SAID.items():
+                headers.setdefault(name, value)
             self._refusing = self._more_body and self.status >= 400
             if self._refusing:
                 headers["Connection"] = "close"
+                self._state[REFUSED] = True
+                self.end()
         elif self._refusing and not message.get("more_body", False):
             await self._send({**message, "more_body": True})
             await self._linger()
             message = {"type": "http.response.body"}
         await self._send(message)
 
+    def end(self) -> None:
+        """What still comes of the body takes no room from others."""
+        slot: Slot | None = self._state.get(SLOT)
+        if slot is not None:
+            slot.release()
+
     async def _linger(self) -> None:
+        _forget_frames(sys.exception())
         taken = 0
         with suppress(TimeoutError):
             async with asyncio.timeout(LINGER_SECONDS):
                 while self._more_body and taken < LINGER_BYTES:
                     taken += len((await self.receive()).get("body", b""))
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """Of an error that is being answered: they hold what came of the body, for as long as it is."""
+    while error is not None:
+        clear_frames(error.__traceback__)
+        error = error.__context__
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
@@ -129,6 +162,7 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, Result]) -> Re
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
+            await leaving  # which raises Busy where its body is one too many
             raise ClientDisconnect
         return working.result()
     finally:
@@ -143,7 +177,7 @@ async def _client_leaves(request: Request) -> None:
 
 def _refusal(scope: Scope) -> ASGIApp | None:
     """The answer to a request that does not reach the application."""
-    if scope["state"].get(CROWDED):
+    if scope["state"].get(REFUSED):
         return turned_away()
     if not _names_one_host(scope):
         return problem(400, "invalid_host", "a request has exactly one Host header")

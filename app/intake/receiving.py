@@ -87,6 +87,7 @@ class Reception:
 
     def __exit__(self, *error: Any) -> None:
         self._exits.__exit__(*error)
+        del self._begin  # whose owner holds this: megabytes would stay until a circle is found
 
     async def receive(self, request: Request) -> None:
         """Read the whole body. Raises what is wrong with it as soon as that is known."""

@@ -18,8 +18,10 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from app.http.connections import MAX_BODIES, RESERVE, BoundedProtocol, Connections, Limits
-from app.http.requests import CROWDED
+from app.http.bodies import MAX_BODIES, MAX_UNKNOWN, Bodies, Slot
+from app.http.connections import RESERVE, BoundedProtocol, Connections, Limits
+from app.http.requests import REFUSED, SLOT
+from app.http.turns import Busy
 from app.metrics import CLOSED_CONNECTIONS
 from registry.process.settings import Settings
 from tests.worker.waiting import until
@@ -171,6 +173,11 @@ class Wire(asyncio.Transport):
 
     abort = close
 
+    def pause_reading(self) -> None:
+        """What comes, comes from the test."""
+
+    resume_reading = pause_reading
+
 
 class Visitors:
     """Connections from any address, none of which is a real one."""
@@ -272,9 +279,9 @@ def test_beyond_the_limit_only_health_is_told() -> None:
         busy = [visitors.connect("192.0.2.1", UPLOAD) for _ in range(3)]
         health, _ = visitors.connect("192.0.2.2", b"GET /healthz?x HTTP/1.1\r\n\r\n")
         model, _ = visitors.connect("192.0.2.2", b"GET /models HTTP/1.1\r\n\r\n")
-        assert not any(protocol.scope["state"].get(CROWDED) for protocol, _ in busy)
-        assert not health.scope["state"].get(CROWDED)
-        assert model.scope["state"].get(CROWDED)
+        assert not any(protocol.scope["state"].get(REFUSED) for protocol, _ in busy)
+        assert not health.scope["state"].get(REFUSED)
+        assert model.scope["state"].get(REFUSED)
         for _ in range(RESERVE - 2):
             assert not visitors.connect("192.0.2.3", b"GET /readyz HTTP/1.1\r\n\r\n")[1].ended
         _, last = visitors.connect("192.0.2.3")
@@ -287,15 +294,96 @@ def test_beyond_the_limit_only_health_is_told() -> None:
 def test_so_many_bodies_at_once() -> None:
     def test() -> None:
         visitors = Visitors(limited())
-        sending = [visitors.connect("192.0.2.1", UPLOAD)[0] for _ in range(MAX_BODIES)]
+        sending = [visitors.connect("192.0.2.1", UPLOAD)[0] for _ in range(MAX_UNKNOWN)]
         too_many, _ = visitors.connect("192.0.2.1", UPLOAD)
         reading, _ = visitors.connect("192.0.2.1", DOWNLOAD)
-        assert not any(protocol.scope["state"].get(CROWDED) for protocol in (*sending, reading))
-        assert too_many.scope["state"].get(CROWDED)
+        assert not any(protocol.scope["state"].get(REFUSED) for protocol in (*sending, reading))
+        assert too_many.scope["state"].get(REFUSED)
         sending[0].connection_lost(None)
         too_many.connection_lost(None)
         next_one, _ = visitors.connect("192.0.2.1", UPLOAD)
-        assert not next_one.scope["state"].get(CROWDED)
+        assert not next_one.scope["state"].get(REFUSED)
+
+    in_a_loop(test)
+
+
+def test_a_body_has_its_slot_until_all_of_it_came() -> None:
+    def test() -> None:
+        visitors = Visitors(limited())
+        protocol, _ = visitors.connect("192.0.2.1", UPLOAD)
+        bodies = visitors.connections.bodies
+        protocol.scope["state"][SLOT].assign("ann")
+        assert [*bodies.owners.values()] == ["ann"]
+        protocol.data_received(bytes(99_999))
+        assert [*bodies.owners.values()] == ["ann"]
+        protocol.data_received(b"x")
+        assert not bodies.owners
+        protocol.scope["state"][SLOT].assign("ann")
+        assert not bodies.owners
+
+    in_a_loop(test)
+
+
+def test_what_comes_of_a_refused_body_is_dropped_and_has_an_end() -> None:
+    def test() -> None:
+        protocol, _ = Visitors(limited()).connect(
+            "192.0.2.1", UPLOAD.replace(b"100000", b"10000000")
+        )
+        protocol.scope["state"][REFUSED] = True
+        for _ in range(6):
+            protocol.data_received(bytes(2**20))
+        assert not protocol.cycle.body
+        assert protocol.flow.read_paused
+
+    in_a_loop(test)
+
+
+def assign(bodies: Bodies, owner: str) -> Slot | None:
+    slot = bodies.add()
+    assert slot is not None
+    try:
+        slot.assign(owner)
+    except Busy:
+        slot.release()
+        return None
+    return slot
+
+
+def fill(bodies: Bodies, owner: str) -> int:
+    """How many more this owner gets."""
+    count = 0
+    while assign(bodies, owner):
+        count += 1
+    return count
+
+
+def test_an_owner_has_half_of_what_others_leave() -> None:
+    bodies = Bodies()
+    assert [fill(bodies, owner) for owner in "abcdefg"] == [24, 12, 6, 3, 2, 1, 0]
+    assert len(bodies.owners) == MAX_BODIES
+    for slot in [slot for slot, owner in bodies.owners.items() if owner == "a"]:
+        slot.release()
+    assert [fill(bodies, owner) for owner in "ga"] == [12, 6]
+
+
+def test_whose_keys_are_unknown_take_nothing_from_others() -> None:
+    bodies = Bodies()
+    while bodies.add():
+        pass
+    assert len(bodies.owners) == MAX_UNKNOWN
+    next(iter(bodies.owners)).assign("ann")
+    assert fill(bodies, "ann") == MAX_BODIES // 2 - 1
+
+
+def test_a_target_that_is_a_whole_uri_names_the_host() -> None:
+    def test() -> None:
+        visitors = Visitors(limited())
+        head = b"GET http://evil.test:80/models HTTP/1.1\r\nX: y\r\nHost: 127.0.0.1\r\n\r\n"
+        absolute, _ = visitors.connect("127.0.0.1", head)
+        usual, _ = visitors.connect("127.0.0.1", DOWNLOAD)
+        assert absolute.scope["path"] == "/models"
+        assert absolute.scope["headers"] == [(b"x", b"y"), (b"host", b"evil.test:80")]
+        assert usual.scope["headers"] == [(b"host", b"x")]
 
     in_a_loop(test)
 

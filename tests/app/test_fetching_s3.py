@@ -113,13 +113,13 @@ def test_what_is_not_listed_or_no_key(bucket: Bucket, policy: FetchPolicy, uri: 
     error = refusal(uri.format(bucket=bucket.name, other=other.name), policy)
 
     assert error.code == "uri_not_allowed"
+    assert "from: " not in error.message  # which others there are is not told
 
 
 def test_without_buckets_the_setting_is_named(bucket: Bucket, policy: FetchPolicy) -> None:
     error = refusal(f"s3://{bucket.name}/folder/file.bin", replace(policy, allowed_buckets=()))
 
     assert error.code == "uri_not_allowed"
-    assert "there are none" in error.message
     assert "GRASP_ALLOWED_BUCKETS" in str(error)
 
 

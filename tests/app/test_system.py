@@ -3,6 +3,8 @@
 from datetime import timedelta
 from importlib.metadata import version
 
+import pytest
+
 from registry.tables import utc_now
 from tests.app.world import World
 
@@ -42,3 +44,10 @@ def test_the_documentation_is_there(world: World) -> None:
     world.key("ann", "admin")
     assert world.client.get("/docs").status_code == 200
     assert world.client.get("/openapi.json").json()["info"]["title"] == "GRASP merge service"
+
+
+@pytest.mark.parametrize("path", ["/models", "/healthz", "/metrics", "/models/none/info"])
+def test_nothing_on_the_way_keeps_or_guesses(world: World, path: str) -> None:
+    answer = world.client.get(path)
+    assert answer.headers["cache-control"] == "no-store"
+    assert answer.headers["x-content-type-options"] == "nosniff"

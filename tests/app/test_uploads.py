@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import hashlib
+import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -13,10 +14,13 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sqlalchemy.exc import OperationalError
 
 import app.intake.receiving
 import app.intake.uploads
+from registry.blobs.base import StorageFull
 from registry.blobs.collection import collect_blobs
+from registry.blobs.local import LocalBlobWriter
 from registry.blobs.safetensors_header import LENGTH, MAX_HEADER
 from registry.jobs.transitions import change
 from registry.tables import Upload, UploadPart, utc_now
@@ -69,6 +73,31 @@ def uploaded(
     for start, end in pairwise(places):
         assert patch(world, path, start, content[start:end]).status_code == 204
     return path.rpartition("/")[2]
+
+
+@pytest.mark.parametrize("place", ["disk", "database"])
+def test_a_full_disk_is_507_and_keeps_what_there_was(
+    world: World, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    path = begin(world, len(CONTENT))
+    assert patch(world, path, 0, CONTENT[:50]).status_code == 204
+
+    def fill(*_: object) -> None:
+        if place == "disk":
+            raise StorageFull("cannot write a blob: No space left on device")
+        error = sqlite3.OperationalError("database or disk is full")
+        error.sqlite_errorname = "SQLITE_FULL"
+        raise OperationalError("INSERT", {}, error)
+
+    with monkeypatch.context() as full:
+        if place == "disk":
+            full.setattr(LocalBlobWriter, "write", fill)
+        else:
+            full.setattr(app.intake.uploads, "append_part", fill)
+        assert_problem(patch(world, path, 50, CONTENT[50:]), 507, "storage_full")
+
+    assert offset(world, path) == 50
+    assert patch(world, path, 50, CONTENT[50:]).status_code == 204
 
 
 # The protocol

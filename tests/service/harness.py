@@ -64,12 +64,12 @@ def free_port() -> int:
             return port
 
 
-def make_key(settings: Settings) -> tuple[str, str]:
+def make_key(settings: Settings, owner: str = "ann") -> tuple[str, str]:
     """Its id, and the key."""
     database = Database(settings.database)
     database.migrate()
     with database.write() as session:
-        key, secret = create_key(session, "ann", "write")
+        key, secret = create_key(session, owner, "write")
     database.close()
     return key.id, secret
 
