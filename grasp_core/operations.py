@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from pydantic import JsonValue, ValidationError
 
+from grasp_core.cache_folders import make_aside
 from grasp_core.config import FoldConfig, Frozen
 from grasp_core.errors import CheckpointError, ConfigError
 from grasp_core.kinds import DEFAULT, find_kind
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from grasp_core import FoldReport, Progress
 
 LISTED = 20  # broken examples that a summary names; it counts them all
-# Folders of this pattern that a crash leaves in a cache are swept by the next build, a day later.
-ASIDE = "validate.tmp-"
+DECODED_BYTES = 2**40  # that a target's rows may take, unless somebody says less
 
 
 class ReportProgress(Protocol):
@@ -89,6 +88,7 @@ class ValidateTarget:
     cache_dir: Path
     kind: str = DEFAULT
     max_bytes: int | None = None  # of its files, unpacked
+    max_decoded_bytes: int = DECODED_BYTES
 
     def run(self, report: ReportProgress) -> TargetSummary:
         """Raises TargetError if the data cannot be used; leaves nothing in the cache."""
@@ -96,12 +96,13 @@ class ValidateTarget:
 
         report("hash", 0.0, {})
         kind = find_kind(self.kind).load()
-        limits = Limits() if self.max_bytes is None else Limits(max_bytes=self.max_bytes)
-        self.cache_dir.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(prefix=ASIDE, dir=self.cache_dir) as folder:
+        limits = Limits(max_decoded_bytes=self.max_decoded_bytes)
+        if self.max_bytes is not None:
+            limits = replace(limits, max_bytes=self.max_bytes)
+        with make_aside(self.cache_dir, "validate") as folder:
             target = kind.open_target(
                 self.target_path,
-                cache_dir=Path(folder),
+                cache_dir=folder,
                 limits=limits,
                 progress=_decoding(report),
             )
@@ -131,11 +132,13 @@ class PrepareModel:
     cache_dir: Path
     kind: str = DEFAULT
     base: Path | None = None  # what the sources were fine-tuned from
+    max_decoded_bytes: int = DECODED_BYTES
 
     def run(self, report: ReportProgress) -> Prepared:
         """Raises ArchitectureError for what cannot be built, ConfigError for missing classes,
-        CheckpointError for a base that is no such model."""
+        CheckpointError for a base that is no such model, TargetError for more than may be kept."""
         from grasp_core import make_manifest, open_task, resolve_preprocessing
+        from grasp_core.data import Limits
 
         report("build", 0.0, {})
         with _values_checked():
@@ -147,6 +150,7 @@ class PrepareModel:
             self.target_path,
             spec,
             cache_dir=self.cache_dir,
+            limits=Limits(max_decoded_bytes=self.max_decoded_bytes),
             fingerprint=self.target_fingerprint,
             progress=_decoding(report),
         )
@@ -204,15 +208,18 @@ class FoldSource:
     state: Path | None = None  # what the method of `merged` remembers; None: nothing
     state_output: Path | None = None  # where it goes, if this method remembers something
     dry_run: bool = False  # only measured: whatever comes of it is not published
+    max_decoded_bytes: int = DECODED_BYTES
 
     def run(self, report: ReportProgress) -> Folded:
         """Raises CheckpointError for a file that is no such model, and what else `fold` raises."""
         from grasp_core import fold, open_task
+        from grasp_core.data import Limits
 
         target = open_task(
             self.target_path,
             self.spec,
             cache_dir=self.cache_dir,
+            limits=Limits(max_decoded_bytes=self.max_decoded_bytes),
             fingerprint=self.target_fingerprint,
             progress=_decoding(report, share=0.0),
         )

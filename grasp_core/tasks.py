@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from grasp_core.config import Frozen
-from grasp_core.data import Array, IndexArray, SplitName, TargetData
+from grasp_core.data import Array, IndexArray, Limits, SplitName, TargetData
+from grasp_core.data.target import DEFAULT_LIMITS
 from grasp_core.errors import TargetError
 from grasp_core.kinds import find_kind
 from grasp_core.spec import ModelSpec
@@ -81,6 +82,7 @@ def open_task(
     spec: ModelSpec,
     *,
     cache_dir: str | Path | None = None,
+    limits: Limits = DEFAULT_LIMITS,
     fingerprint: str | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> Task:
@@ -96,6 +98,7 @@ def open_task(
             Path(path),
             spec,
             cache_dir=Path(cache_dir) if cache_dir else None,
+            limits=limits,
             fingerprint=fingerprint,
             progress=progress,
         )

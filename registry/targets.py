@@ -79,6 +79,12 @@ def record_validation(
     ring_waiting(session, now)  # its models among them, for other workers than this one
 
 
+def find_fingerprints(session: Session) -> set[str]:
+    """Those of all validated targets: whose decoded data may be kept."""
+    fingerprint = Target.summary["fingerprint"].as_string()
+    return set(session.scalars(select(fingerprint).where(Target.summary.is_not(None))))
+
+
 def delete_target(session: Session, target: Target) -> None:
     """Forget a target and its job. Raises StillUsed while models refer to it."""
     lock_queue(session, target.id)  # as whoever makes a model of it does

@@ -66,6 +66,7 @@ class Attempt:
     read_job: JobReader
     stopping: Flag
     observer: AttemptObserver
+    sweep_cache: Callable[[], None]  # looks now and then, for a fold may take hours
     lacked_room: bool = False  # on this machine, or in the store
     _renewed: float = field(default_factory=time.monotonic)
     _looked: float = 0.0
@@ -184,6 +185,7 @@ class Attempt:
         try:
             self._look_for_cancellation()
             self._write(renew=now - self._renewed >= self.settings.heartbeat_seconds)
+            self.sweep_cache()
         except OperationalError as error:
             self._forgive(error)
 

@@ -71,11 +71,12 @@ def read_job(session: Session, lease: Lease, settings: Settings) -> JobSpec:
     """What a leased job computes, and from what. Raises GraspError where it cannot be done."""
     job = session.get_one(Job, lease.job_id)
     target = session.get_one(Target, job.target_id)
-    cache = settings.cache_folder.absolute()
+    decoded: dict[str, Any] = {
+        "cache_dir": settings.cache_folder.absolute(),
+        "max_decoded_bytes": settings.decoded_target_bytes,
+    }
     if job.kind == "validate":
-        return _on_target(
-            target, settings, partial(ValidateTarget, cache_dir=cache, kind=target.kind)
-        )
+        return _on_target(target, settings, partial(ValidateTarget, kind=target.kind, **decoded))
     summary = _summary(target)
     model = session.get_one(Model, job.model_id)
     if job.kind == "prepare":
@@ -87,7 +88,7 @@ def read_job(session: Session, lease: Lease, settings: Settings) -> JobSpec:
             preprocessing=model.preprocessing,
             target_fingerprint=summary["fingerprint"],
             target_classes=tuple(summary["classes"]),
-            cache_dir=cache,
+            **decoded,
         )
         return _on_target(target, settings, prepare, **base_inputs(model))
     _require_prepared(model)
@@ -102,11 +103,11 @@ def read_job(session: Session, lease: Lease, settings: Settings) -> JobSpec:
         merged=None,
         source_classes=tuple(classes) if classes else None,
         target_fingerprint=summary["fingerprint"],
-        cache_dir=cache,
         work_dir=folder,
         output=folder / OUTPUT,
         state_output=folder / STATE_OUTPUT,
         dry_run=job.kind == "dry_run",
+        **decoded,
     )
     shared = model_inputs(session, model)
     return _on_target(target, settings, fold, **shared, source=source)

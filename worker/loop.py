@@ -10,6 +10,7 @@ from threading import Event as Flag
 
 from sqlalchemy.exc import DBAPIError, InternalError, OperationalError, ProgrammingError
 
+from grasp_core.cache_folders import sweep
 from grasp_core.errors import DeviceError
 from registry.answers import forget_answers
 from registry.blobs import open_store
@@ -27,6 +28,7 @@ from registry.process.logs import RepeatedWarning, configure_logs, get_log
 from registry.process.settings import Settings
 from registry.process.tracing import tracing
 from registry.tables import utc_now
+from registry.targets import find_fingerprints
 from registry.uploads import forget_uploads
 from worker.attempt import Attempt
 from worker.child import Child, SparePool
@@ -63,6 +65,7 @@ class Worker:
         self._device_class = device_class(settings)
         self._newest_child: Child | None = None
         self._cleaned = -math.inf
+        self._swept = -math.inf
         self._seen = -math.inf
         self._store_failed = False
         self._warning = RepeatedWarning(log)
@@ -130,6 +133,7 @@ class Worker:
         self._show()
         self._check_store()
         self._clean()
+        self._sweep_cache()
         lease = self._claim()
         if lease is None:
             return False
@@ -144,9 +148,11 @@ class Worker:
                 read_job=self._read_job,
                 stopping=self.stopping,
                 observer=observer,
+                sweep_cache=self._sweep_cache,
             )
             attempt.run()
         self._show(force=True)
+        self._sweep_cache(force=True)  # a child that was killed could not tidy up
         if attempt.lacked_room:
             log.warning("no room is left here: others may have some", rests_seconds=NO_ROOM_S)
             self.stopping.wait(NO_ROOM_S)
@@ -234,3 +240,16 @@ class Worker:
                 forget_uploads(session, utc_now())
                 ring_waiting(session, utc_now())
             self._cleaned = time.monotonic()
+
+    def _sweep_cache(self, *, force: bool = False) -> None:
+        """Delete decoded targets of this machine that are not there any more, not finished, or too
+        many."""
+        if force or time.monotonic() - self._swept > CLEAN_S:
+            with self.database.read() as session:
+                needed = find_fingerprints(session)
+            sweep(
+                self.settings.cache_folder,
+                lambda name: name.partition("-")[0] in needed,
+                self.settings.decoded_cache_bytes,
+            )
+            self._swept = time.monotonic()

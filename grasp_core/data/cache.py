@@ -1,5 +1,5 @@
-"""Decoded examples on disk: <root>/<key>/ with all rows in one file, memory-mapped, its sha256, and
-index.npz.
+"""Decoded examples on disk: <root>/<fingerprint>-<key>/ with all rows in one file, memory-mapped,
+its sha256, and index.npz.
 
 A cache is built in a sibling folder and renamed, so that it is there as a whole or not at all;
 who finds it damaged, and be it by a bit, builds it again. Reading it through costs little beside
@@ -13,9 +13,6 @@ import hashlib
 import json
 import math
 import os
-import shutil
-import tempfile
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,6 +21,7 @@ from typing import BinaryIO, Generic, NamedTuple
 
 import numpy as np
 
+from grasp_core.cache_folders import make_aside, mark_used, sweep_aside
 from grasp_core.data.contents import (
     DAMAGE,
     SPLITS,
@@ -40,7 +38,6 @@ from grasp_core.data.splits import UNGIVEN, SplitArray
 from grasp_core.files import sha256_file, sync_folder
 
 VERSION = 2  # of the files; how rows are made of samples is a matter of each decoder's key
-STALE_S = 24 * 3600  # no build pauses for a day between two examples
 REPORT_EVERY = 64  # examples: often enough to be stopped by, too seldom to cost anything
 INDEX = "index.npz"
 Progress = Callable[[float], None]
@@ -55,14 +52,17 @@ class Decoder(Generic[C]):
     dtype: str
     key: Mapping[str, object]  # all that a row depends on, beside the data
     decode: Callable[[Iterable[Sample[C]]], Iterable[tuple[Sample[C], Array | Unreadable]]]
+    remedy: str = "take fewer examples"  # where the rows would take too much room
 
     @property
     def checksum(self) -> str:
         return str(Path(self.file).with_suffix(".sha256"))
 
     def cache_key(self, fingerprint: str) -> str:
+        """Begins with whose rows they are, so that they can be deleted with the data."""
         parts = {"version": VERSION, "fingerprint": fingerprint, **self.key}
-        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+        recipe = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+        return f"{fingerprint}-{recipe}"
 
     def map(self, folder: Path, count: int) -> Array:
         """(count, *shape), mapped from the file in a folder."""
@@ -132,6 +132,7 @@ def load(folder: Path, decoder: Decoder[C]) -> Stored | None:
     index = Index.load(folder / INDEX)
     if index is None:
         return None
+    mark_used(folder)
     count, file = len(index.labels), folder / decoder.file
     try:
         if file.stat().st_size != decoder.size(count):
@@ -149,10 +150,8 @@ def build(folder: Path, decoder: Decoder[C], contents: Contents[C], progress: Pr
     Several processes may do so at once: all succeed, one of the results is kept. Raises
     TargetError where the data turns out to be damaged or over a limit on the way.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    _sweep(folder.parent)
-    temporary = Path(tempfile.mkdtemp(prefix=f"{folder.name}.tmp-", dir=folder.parent))
-    try:
+    sweep_aside(folder.parent)
+    with make_aside(folder.parent, folder.name) as temporary:
         with (temporary / decoder.file).open("wb") as file:
             index = _decode_into(file, decoder, contents, progress)
             _sync(file)
@@ -164,8 +163,6 @@ def build(folder: Path, decoder: Decoder[C], contents: Contents[C], progress: Pr
             _sync(file)
         sync_folder(temporary)
         return _publish(temporary, folder, index, decoder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _decode_into(
@@ -212,19 +209,11 @@ def _publish(built: Path, folder: Path, index: Index, decoder: Decoder[C]) -> St
 
 def _remove(folder: Path) -> None:
     """Take a damaged cache out of the way at once, then delete it at leisure."""
-    aside = Path(tempfile.mkdtemp(prefix=f"{folder.name}.tmp-", dir=folder.parent))
-    with suppress(FileNotFoundError):  # someone else was faster
+    with (
+        make_aside(folder.parent, folder.name) as aside,
+        suppress(FileNotFoundError),  # someone else was faster
+    ):
         folder.rename(aside)
-    shutil.rmtree(aside, ignore_errors=True)
-
-
-def _sweep(root: Path) -> None:
-    """Delete what builds left behind that crashed long ago."""
-    for folder in root.glob("*.tmp-*"):
-        with suppress(FileNotFoundError):  # swept by someone else
-            touched = max(path.stat().st_mtime for path in [folder, *folder.iterdir()])
-            if time.time() - touched > STALE_S:
-                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _sync(file: BinaryIO) -> None:

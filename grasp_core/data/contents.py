@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tarfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from lzma import LZMAError
 from typing import Any, Generic, Literal, NamedTuple, NoReturn, TypeVar
@@ -13,7 +13,7 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from grasp_core.config import require_text
+from grasp_core.config import require_names
 from grasp_core.errors import TargetError
 
 Array = NDArray[Any]
@@ -39,6 +39,9 @@ class Limits:
     max_bytes: int = 2**40  # of all files, unpacked
     max_example_bytes: int = 256 * 2**20  # per encoded example
     max_ratio: float = 200.0  # unpacked to packed; deflate cannot reach 1100
+    max_total_values: int = 10**12  # of all examples as they are sent: hours of a core
+    max_blank_values: int = 10**9  # those beyond max_ratio per encoded byte: ten seconds of a core
+    max_decoded_bytes: int = 2**40  # of all examples as they are kept
     follow_links: bool = False  # may symbolic links lead out of the target's folder?
 
     def check_examples(self, count: int) -> None:
@@ -53,10 +56,30 @@ class Limits:
         if packed and unpacked > RATIO_GRACE and unpacked / packed > self.max_ratio:
             self._refuse("max_ratio", f"{packed} bytes that unpack to {unpacked}")
 
-    def _refuse(self, name: str, found: str) -> NoReturn:
+    def check_values(self, total: int, blank: int, unit: str = "values") -> None:
+        """Raise TargetError if decoding all examples takes too long, or suspiciously long for what
+        was sent."""
+        hint = "scale the examples down before they are sent"
+        if total > self.max_total_values:
+            self._refuse("max_total_values", f"{total} {unit} or more", hint)
+        if blank > self.max_blank_values:
+            beyond = f"{blank} of them beyond {self.max_ratio:g} per byte sent"
+            self._refuse("max_blank_values", f"{total} {unit} or more, {beyond}", hint)
+
+    def check_decoded(self, count: int, size: int, remedy: str) -> None:
+        """Raise TargetError if so many examples decode to more than `max_decoded_bytes`."""
+        if size > self.max_decoded_bytes:
+            self._refuse(
+                "max_decoded_bytes",
+                f"{count} examples that decode to {size} bytes",
+                f"{remedy}, or raise GRASP_DECODED_TARGET_BYTES of the service,"
+                " or this limit in the library",
+            )
+
+    def _refuse(self, name: str, found: str, hint: str | None = None) -> NoReturn:
         raise TargetError(
             f"the data holds {found}, over the limit {name} = {getattr(self, name)}",
-            hint=f"if the data is trusted, raise Limits.{name}",
+            hint=hint or f"if the data is trusted, raise Limits.{name}",
         )
 
 
@@ -101,12 +124,12 @@ def class_indices(
     """The class names in order, and the index of the class that each label means.
 
     Numbers are indices into declared names; without those they are names, in numeric order.
-    Raises TargetError for a label outside of the declared classes, and for a name that no line
-    can show.
+    Raises TargetError for a label outside of the declared classes, for too many of them, and for a
+    name that is too long or that no line can show.
     """
     if declared is None:
         return _from_labels(set(labels))
-    _require_text(declared)
+    _require_names(declared)
     positions: dict[Label, int] = {name: index for index, name in enumerate(declared)}
     if len(positions) < len(declared):
         raise TargetError("the data declares a class name twice", hint=", ".join(declared))
@@ -118,17 +141,17 @@ def class_indices(
     return declared, positions
 
 
-def _require_text(names: Iterable[str]) -> None:
-    for name in names:
-        try:
-            require_text(name)
-        except ValueError as error:
-            raise TargetError(str(error), hint="give the class, or its folder, a name") from error
+def _require_names(names: Collection[str]) -> None:
+    try:
+        require_names(names)
+    except ValueError as error:
+        hint = "give the class, or its folder, another name, or take fewer classes"
+        raise TargetError(f"the data cannot be used: {error}", hint=hint) from error
 
 
 def _from_labels(labels: set[Label]) -> tuple[tuple[str, ...], dict[Label, int]]:
     numeric = all(isinstance(label, int) for label in labels)
     names = sorted({str(label) for label in labels}, key=int if numeric else str)
-    _require_text(names)
+    _require_names(names)
     positions = {name: index for index, name in enumerate(names)}
     return tuple(names), {label: positions[str(label)] for label in labels}

@@ -88,6 +88,8 @@ class TargetData:
                 _require_unchanged(path, fingerprint, formats, limits)
             contents = recognise(path, formats, limits).read(path, limits)
             limits.check_examples(contents.total)
+            size = decoder.size(contents.total)
+            limits.check_decoded(contents.total, size, decoder.remedy)
             stored = cache.build(folder, decoder, contents, progress or _ignore)
         index = stored.index
         if progress is not None:

@@ -76,6 +76,7 @@ class Implementation(Protocol):
         spec: ModelSpec,
         *,
         cache_dir: Path | None,
+        limits: Limits,
         fingerprint: str | None,
         progress: Progress | None,
     ) -> Task:

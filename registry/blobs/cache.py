@@ -24,7 +24,7 @@ from threading import Lock
 from typing import NamedTuple
 from weakref import finalize
 
-from registry.blobs.base import BlobMissing, refuse_damaged, storage_errors
+from registry.blobs.base import SHA256, BlobMissing, refuse_damaged, storage_errors
 from registry.blobs.local import LocalBlobStore, LocalBlobWriter
 
 HELD = 8  # a fold reads three: target, merged weights, source
@@ -77,6 +77,14 @@ class BlobCache:
         """Forget a copy, whoever uses it."""
         with storage_errors("delete a copy of a blob"):
             (self._files.root / sha256[:2] / sha256).unlink(missing_ok=True)
+
+    def collect(self, is_referenced: Callable[[str], bool], min_age: float) -> None:
+        """Delete copies that nothing refers to, once they were not used for so long, by anybody."""
+        oldest = time.time() - max(min_age, self._opened_s)
+        for entry in self._entries():
+            name = entry.path.name
+            if SHA256.fullmatch(name) and entry.used_at <= oldest and not is_referenced(name):
+                self.drop(name)
 
     def clean(self) -> None:
         """Delete what writers that died left behind."""

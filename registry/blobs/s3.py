@@ -154,6 +154,7 @@ class ObjectBlobStore:
         if self._collected_at is not None and begun - self._collected_at < self._collect_every:
             return []
         self._cache.clean()
+        self._cache.collect(is_referenced, min_age)
         now = self._now()
         self._delete_probes(now - timedelta(seconds=PROBE_AGE_S))
         limit = now - timedelta(seconds=max(min_age, SAFE_AGE_S))

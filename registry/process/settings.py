@@ -143,6 +143,19 @@ class Settings(BaseSettings):
         description="Room on this machine's disk for copies of blobs that are kept on S3, in bytes:"
         " 50 GiB.",
     )
+    decoded_target_bytes: int = Field(
+        16 * 2**30,
+        gt=0,
+        description="Largest decoded target, in bytes: 16 GiB. It is the number of examples × what"
+        " one takes when it is resized, such as 256 × 256 × 3. A job that would decode more is"
+        " refused.",
+    )
+    decoded_cache_bytes: int = Field(
+        64 * 2**30,
+        gt=0,
+        description="Room on this machine's disk for decoded targets, in bytes: 64 GiB. Beyond that"
+        " those that were used longest ago are deleted, and decoded anew when a job needs them.",
+    )
     presigned_downloads: bool = Field(
         False,
         description="Send clients to the S3 store for the bytes of a version, with a URL that is"

@@ -14,7 +14,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from grasp_core.cache_folders import make_aside
 from grasp_core.data import Contents, Limits, Sample, TargetData, cache
 from grasp_core.data.cache import Index
 from grasp_core.errors import TargetError
@@ -230,16 +232,62 @@ def test_a_stopped_build_leaves_nothing(open_: Opened, root: Path) -> None:
     assert contents_of(open_()) == expected_contents(pictures())
 
 
-def test_leftovers_of_crashed_builds_go_after_a_day(open_: Opened, root: Path) -> None:
-    yesterday = time.time() - 25 * 3600
-    for name, touched in [("k.tmp-old", None), ("k.tmp-busy", "images.u8"), ("k.tmp-new", ".")]:
-        (root / name).mkdir(parents=True)
-        (root / name / "images.u8").write_bytes(b"")
-        os.utime(root / name / "images.u8", None if touched == "images.u8" else (yesterday,) * 2)
-        os.utime(root / name, None if touched == "." else (yesterday,) * 2)
+def test_leftovers_of_crashed_builds_go_with_the_next(open_: Opened, root: Path) -> None:
+    (root / "k.tmp-dead").mkdir(parents=True)
+    (root / "k.tmp-dead" / "images.u8").write_bytes(b"x")
+    with make_aside(root, "k") as alive:
+        open_()
+        left = {path.name for path in root.iterdir() if ".tmp-" in path.name}
+        assert left == {alive.name}
+
+
+def test_the_name_tells_whose_rows_they_are(open_: Opened, root: Path) -> None:
+    fingerprint = open_().fingerprint
+    assert _images_folder(root).name.partition("-")[0] == fingerprint
+
+
+def test_what_is_found_is_marked_as_used(open_: Opened, root: Path) -> None:
     open_()
-    left = {path.name for path in root.iterdir() if ".tmp-" in path.name}
-    assert left == {"k.tmp-busy", "k.tmp-new"}
+    os.utime(_images_folder(root), (0, 0))
+    open_()
+    assert time.time() - _images_folder(root).stat().st_mtime < 60
+
+
+def test_data_that_would_take_too_much_room_is_refused_before_it_is_decoded(
+    open_: Opened, decoded: list[object], root: Path
+) -> None:
+    size = 30 * 8 * 8 * 3
+    with pytest.raises(TargetError, match=r"30 examples .* to 5760 bytes.* = 5759") as info:
+        open_(limits=Limits(max_decoded_bytes=size - 1))
+    assert "image_size" in str(info.value.hint)
+    assert "GRASP_DECODED_TARGET_BYTES" in str(info.value.hint)
+    assert not decoded
+    assert not root.exists()
+    open_(limits=Limits(max_decoded_bytes=size))
+    open_(limits=Limits(max_decoded_bytes=1))  # what is there takes no more
+
+
+def test_images_that_take_too_long_together_are_refused(open_: Opened, root: Path) -> None:
+    total = 30 * 8 * 8
+    with pytest.raises(TargetError, match=r"pixels or more, .* max_total_values = 1919") as info:
+        open_(limits=Limits(max_total_values=total - 1))
+    assert "scale" in str(info.value.hint)
+    assert list(root.iterdir()) == []
+    assert len(open_(limits=Limits(max_total_values=total)).broken) == 0
+
+
+def test_large_blank_images_are_refused_before_the_most_are_decoded(
+    tmp_path: Path, open_: Opened, decoded: list[object]
+) -> None:
+    folder = tmp_path / "blank"
+    for number in range(40):
+        path = folder / f"class {number % 2}" / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("1", (2000, 2000)).save(path)
+    with pytest.raises(TargetError, match=r"beyond 200 per byte .* max_blank_values = 9000000"):
+        open_(folder, limits=Limits(max_blank_values=9 * 10**6))
+    assert len(decoded) <= 2
+    assert len(open_(folder).broken) == 0
 
 
 def test_progress_rises_to_one(tmp_path: Path, open_: Opened) -> None:

@@ -120,6 +120,29 @@ def test_a_target_that_cannot_be_used_leaves_nothing(
     assert list((tmp_path / "cache").iterdir()) == []
 
 
+def test_no_job_decodes_more_than_allowed(bench: Bench, tmp_path: Path) -> None:
+    one = 3 * PER_CLASS * 32 * 32 * 3
+    prepare = PrepareModel(
+        architecture=SPEC.architecture,
+        classes=None,
+        preprocessing=SPEC.preprocessing.model_dump(exclude_unset=True),
+        target_path=bench.target,
+        target_fingerprint=bench.fingerprint,
+        target_classes=CLASSES,
+        cache_dir=tmp_path / "cache",
+        max_decoded_bytes=one - 1,
+    )
+    fold = replace(bench.fold("large"), cache_dir=tmp_path / "cache", max_decoded_bytes=one - 1)
+    validate = ValidateTarget(bench.target, tmp_path / "cache", max_decoded_bytes=one)
+
+    for operation in (prepare, fold, validate):
+        with pytest.raises(TargetError, match=r"120 examples that decode to .*max_decoded_bytes"):
+            operation.run(Heard())
+    assert not list((tmp_path / "cache").glob("*"))
+
+    replace(prepare, max_decoded_bytes=one).run(Heard())
+
+
 def test_a_target_may_not_be_larger_than_allowed(bench: Bench, tmp_path: Path) -> None:
     size = sum(file.stat().st_size for file in bench.target.rglob("*.png"))
 

@@ -208,6 +208,20 @@ def test_who_has_a_copy_open_is_not_disturbed(tmp_path: Path) -> None:
         assert file.read() == content(0)
 
 
+def test_what_nothing_refers_to_goes_whoever_asked_for_it(tmp_path: Path) -> None:
+    cache = filled(tmp_path, 3, max_bytes=10**9)
+    held = cache.get(sha256(content(0)))
+    assert held is not None
+    use_long_ago(held, OLD)
+    fill(cache, content(3))
+    needed = sha256(content(1))
+
+    cache.collect(lambda name: name == needed, OLD + 60)
+    assert kept(cache, 4) == [0, 1, 2, 3]
+    cache.collect(lambda name: name == needed, 0)
+    assert kept(cache, 4) == [1, 3]  # the last was just asked for
+
+
 def test_what_is_being_written_stays(tmp_path: Path) -> None:
     cache = BlobCache(tmp_path, max_bytes=0, opened_s=0)
     shrunk: list[int] = []

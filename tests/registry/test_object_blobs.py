@@ -380,3 +380,16 @@ def test_a_large_blob_is_never_whole_in_memory(bucket: Bucket, tmp_path: Path) -
     uploaded, downloaded = map(int, ran.stdout.split())
     assert uploaded < 100, "MiB on top, for 200 MiB up"
     assert downloaded < 120, "MiB on top, for 200 MiB down"
+
+
+def test_a_machines_copy_goes_with_the_blob(bucket: Bucket, tmp_path: Path) -> None:
+    folder = tmp_path / "copies"
+    name = put(bucket.store(folder), b"data")
+    [copy] = folder.glob("??/*")
+    os.utime(copy, (time.time() - HOUR,) * 2)
+
+    bucket.store(folder).collect(always, 0)
+    assert copy.exists()
+    bucket.store(folder).collect(never, 0)
+    assert not copy.exists()
+    assert bucket.keys(name)  # too young to go from the bucket

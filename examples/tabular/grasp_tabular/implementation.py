@@ -91,6 +91,7 @@ def open_task(
     spec: ModelSpec,
     *,
     cache_dir: Path | None,
+    limits: Limits,
     fingerprint: str | None,
     progress: Progress | None,
 ) -> Rows:
@@ -100,6 +101,7 @@ def open_task(
         [CSV],
         decoder(preprocessing.columns),
         cache_dir=cache_dir,
+        limits=limits,
         fingerprint=fingerprint,
         progress=progress,
     )

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from io import BytesIO
 from pathlib import PurePosixPath
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from grasp_core.data import Decoder, Limits, Sample, Unreadable
 from grasp_core.data.layout import is_hidden
+from grasp_core.data.target import DEFAULT_LIMITS
+from grasp_core.errors import TargetError
 from grasp_core.kinds.image.config import Interpolation, Preprocessing
 
 UInt8Array = NDArray[np.uint8]
@@ -62,6 +65,27 @@ class Recipe:
         )
 
 
+class PixelCount:
+    """Pixels of a target's images as they were sent, for the threads that decode them."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._total = self._blank = 0
+        self._lock = Lock()
+
+    def add(self, content: Content) -> None:
+        """Raises TargetError where the target's images are too large together."""
+        with _open(content) as image:
+            pixels = image.width * image.height
+        if pixels > self._limits.max_values:
+            return  # it is not decoded
+        encoded = len(content) if isinstance(content, bytes) else content.nbytes
+        with self._lock:
+            self._total += pixels
+            self._blank += max(0, pixels - int(self._limits.max_ratio * encoded))
+            self._limits.check_values(self._total, self._blank, "pixels")
+
+
 def is_image(name: str) -> bool:
     """Whether the name is an image's, and no part of it is hidden or made by macOS."""
     return PurePosixPath(name).suffix.lower() in SUFFIXES and not is_hidden(name)
@@ -75,7 +99,8 @@ def decoder(preprocessing: Preprocessing, limits: Limits) -> Decoder[Content]:
         shape=(recipe.size, recipe.size, 3),
         dtype="uint8",
         key=asdict(recipe),
-        decode=partial(decode_in_order, recipe=recipe),
+        decode=partial(decode_in_order, recipe=recipe, limits=limits),
+        remedy="take a smaller image_size or fewer images",
     )
 
 
@@ -95,30 +120,38 @@ def decode(content: Content, recipe: Recipe) -> UInt8Array:
     return np.asarray(_square(plain, recipe).convert("RGB"))
 
 
-def attempt(content: Content | Unreadable, recipe: Recipe) -> UInt8Array | Unreadable:
-    """The decoded image, or the reason why there is none."""
+def attempt(
+    content: Content | Unreadable, recipe: Recipe, count: PixelCount | None = None
+) -> UInt8Array | Unreadable:
+    """The decoded image, or the reason why there is none. Raises TargetError with `count`."""
     if isinstance(content, Unreadable):
         return content
     try:
+        if count is not None:
+            count.add(content)
         return decode(content, recipe)
     except UnidentifiedImageError:
         return Unreadable("not an image of a known format")
-    except MemoryError:
+    except (MemoryError, TargetError):
         raise  # it says nothing about the image
     except Exception as error:  # Pillow's plugins raise nearly anything on damaged files
         return Unreadable(str(error) or type(error).__name__)
 
 
 def decode_in_order(
-    samples: Iterable[Sample[Content]], recipe: Recipe
+    samples: Iterable[Sample[Content]], recipe: Recipe, limits: Limits = DEFAULT_LIMITS
 ) -> Iterator[tuple[Sample[Content], UInt8Array | Unreadable]]:
-    """Decode on all cores (Pillow releases the GIL), in the given order, a WINDOW at a time."""
+    """Decode on all cores (Pillow releases the GIL), in the given order, a WINDOW at a time.
+
+    Raises TargetError where the images are too large together.
+    """
+    count = PixelCount(limits)
     waiting: deque[tuple[Sample[Content], Future[UInt8Array | Unreadable]]] = deque()
     with ThreadPoolExecutor(THREADS) as pool, warnings.catch_warnings():
         # Pillow warns of sizes that our own limit has already judged.
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         for sample in samples:
-            waiting.append((sample, pool.submit(attempt, sample.content, recipe)))
+            waiting.append((sample, pool.submit(attempt, sample.content, recipe, count)))
             if len(waiting) >= WINDOW:
                 yield _finish(waiting)
         while waiting:

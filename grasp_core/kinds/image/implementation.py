@@ -33,12 +33,18 @@ def open_task(
     spec: ModelSpec,
     *,
     cache_dir: Path | None,
+    limits: Limits,
     fingerprint: str | None,
     progress: Progress | None,
 ) -> ImageClassification:
     preprocessing = resolve_preprocessing(spec)
     target = open_images(
-        path, preprocessing, cache_dir=cache_dir, fingerprint=fingerprint, progress=progress
+        path,
+        preprocessing,
+        cache_dir=cache_dir,
+        limits=limits,
+        fingerprint=fingerprint,
+        progress=progress,
     )
     return ImageClassification(target, spec.classes, preprocessing)
 
