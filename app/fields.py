@@ -1,15 +1,16 @@
 """Values as requests carry them: what they look like, and where in a request they stand."""
 
 import json
+from contextlib import suppress
 from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import Path, Query
-from pydantic import AfterValidator, Field, SerializeAsAny, WrapValidator
+from pydantic import AfterValidator, Field, SerializeAsAny, ValidationError, WrapValidator
 from pydantic.json_schema import SkipJsonSchema
 
-from grasp_core.config import CONTROL, ClassName, FoldConfig
+from grasp_core.config import CONTROL, MAX_CLASS_NAME, MAX_CLASSES, ClassName, FoldConfig
 from grasp_core.kinds import KINDS
 from grasp_core.methods import METHODS, parse_config
 from grasp_core.spec import require_kind
@@ -40,8 +41,11 @@ Name = Annotated[
 ]
 Text = Annotated[str, Field(min_length=1, max_length=200, pattern=TEXT_PATTERN)]
 Classes = Annotated[
-    tuple[Annotated[ClassName, Field(min_length=1, max_length=200, pattern=TEXT_PATTERN)], ...],
-    Field(min_length=1, max_length=100_000, fail_fast=True),
+    tuple[
+        Annotated[ClassName, Field(min_length=1, max_length=MAX_CLASS_NAME, pattern=TEXT_PATTERN)],
+        ...,
+    ],
+    Field(min_length=1, max_length=MAX_CLASSES, fail_fast=True),
     AfterValidator(_differ),
 ]
 SHA256_PATTERN = r"^[0-9a-f]{64}$"
@@ -86,8 +90,10 @@ def parse_merge(merge: object, _: object) -> FoldConfig:
 
 
 def read_merge(merge: dict[str, Any], _: object) -> FoldConfig | dict[str, Any]:
-    """As it is stored, where its method is no longer installed."""
-    return parse_config(merge) if merge["method"] in METHODS else merge
+    """As it is stored, where its method is no longer installed, or takes less than it did."""
+    with suppress(ValidationError):
+        return parse_config(merge) if merge["method"] in METHODS else merge
+    return merge
 
 
 if TYPE_CHECKING:

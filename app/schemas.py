@@ -25,14 +25,18 @@ from app.fields import (
     UploadId,
     Uri,
 )
-from grasp_core.config import FoldConfig, Frozen, KindOptions
+from grasp_core.config import MAX_OPTIONS, FoldConfig, Frozen, KindOptions
 from grasp_core.kinds import DEFAULT, Kind, check_augmentation, read_options
 from grasp_core.methods import parse_config
 from registry.jobs.states import JobKind, JobStatus, ModelStatus, TargetStatus
 from registry.tables import DeviceClass, ProblemKind
 
 Item = TypeVar("Item")
-Overrides = Annotated[dict[str, Any], KindOptions("overrides")]
+Overrides = Annotated[dict[str, Any], Field(max_length=MAX_OPTIONS), KindOptions("overrides")]
+ClassesRead = Annotated[
+    list[str] | None, Field(description="In lists null where they are long; see `class_count`.")
+]
+ClassCount = Annotated[int | None, Field(description="How many class names there are.")]
 
 
 class In(BaseModel):
@@ -47,7 +51,10 @@ class Out(BaseModel):
 
 class Page(Out, Generic[Item]):
     items: list[Item]
-    next_cursor: str | None = Field(description="Ask for the next page with it; null: no more.")
+    next_cursor: str | None = Field(
+        description="Ask for the next page with it; null: no more. A page that would pass about a"
+        " megabyte has fewer items than were asked for."
+    )
 
 
 class JobError(Out):
@@ -119,10 +126,15 @@ class TargetRead(Out):
     uri: str | None
     sha256: str | None = Field(description="Of an uploaded archive.")
     size: int | None
-    classes: list[str] | None
-    counts: dict[str, dict[str, int]] | None = Field(description="Examples per split and class.")
+    classes: ClassesRead
+    class_count: ClassCount
+    counts: dict[str, dict[str, int]] | None = Field(
+        description="Examples per split and class; in lists null where that is long."
+    )
     images: int | None = Field(description="Examples that can be used, of whichever kind.")
-    broken: list[dict[str, str]] | None = Field(description="Examples that do not decode, and why.")
+    broken: list[dict[str, str]] | None = Field(
+        description="Examples that do not decode, and why; in lists null where that is long."
+    )
     broken_count: int | None
     fingerprint: str | None
     error: JobError | None
@@ -254,7 +266,8 @@ class ModelRead(Out):
     version: int | None = Field(description="The newest; null until a source is folded.")
     kind: str = Field(description="Its target's.")
     architecture: str
-    classes: list[str] | None
+    classes: ClassesRead
+    class_count: ClassCount
     image_size: int | None
     preprocessing: Overrides
     seed: int
@@ -312,7 +325,8 @@ class SourceRead(Out):
     model: str
     sha256: str
     size: int
-    classes: list[str] | None
+    classes: ClassesRead
+    class_count: ClassCount
     status: JobStatus = Field(description="Of its job.")
     version: int | None = Field(description="The version it became part of.")
     stored: bool = Field(description="Whether its bytes are still here.")

@@ -1,6 +1,6 @@
 """Rows as the JSON of the contract."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy.orm import Session
@@ -16,6 +16,7 @@ from app.schemas import (
     VersionRead,
     WorkerRead,
 )
+from registry.briefs import load_briefly
 from registry.jobs.states import RETRIABLE, TERMINAL
 from registry.jobs.transitions import Failure
 from registry.jobs.workers import is_alive
@@ -83,6 +84,7 @@ def serialize_target(target: Target) -> TargetRead:
         sha256=target.sha256,
         size=target.size,
         classes=summary.get("classes"),
+        class_count=_count(summary.get("classes"), target.class_count),
         counts=summary.get("counts"),
         images=summary.get("images"),
         broken=summary.get("broken"),
@@ -109,6 +111,7 @@ def model_fields(model: Model, held: Failure | None = None) -> dict[str, Any]:
         "kind": model.kind,
         "architecture": model.architecture,
         "classes": model.classes,
+        "class_count": _count(model.classes, model.class_count),
         "image_size": model.preprocessing.get("image_size"),
         "preprocessing": model.preprocessing,
         "seed": model.merge["seed"],
@@ -148,6 +151,7 @@ def serialize_source(source: Source, job: Job) -> SourceRead:
         sha256=source.sha256,
         size=source.size,
         classes=source.classes,
+        class_count=_count(source.classes, source.class_count),
         status=job.status,
         version=job.version,
         stored=source.stored,
@@ -159,6 +163,11 @@ def serialize_source(source: Source, job: Job) -> SourceRead:
             "model": f"/models/{source.model_id}/info",
         },
     )
+
+
+def serialize_sources(session: Session, sources: Sequence[Source]) -> list[SourceRead]:
+    jobs = {job.id: job for job in load_briefly(session, Job, [each.job_id for each in sources])}
+    return [serialize_source(source, jobs[source.job_id]) for source in sources]
 
 
 def serialize_upload(upload: Upload) -> UploadRead:
@@ -220,6 +229,11 @@ def serialize_worker(
         started_at=worker.started_at,
         seen_at=worker.seen_at,
     )
+
+
+def _count(names: Sequence[str] | None, counted: int | None) -> int | None:
+    """Of names that a list leaves out, as the database has counted them."""
+    return counted if names is None else len(names)
 
 
 def _present(links: Mapping[str, str | None]) -> dict[str, str]:

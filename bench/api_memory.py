@@ -29,6 +29,7 @@ import psutil
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from bench.api_start import serving
+from grasp_core.config import MAX_CLASSES
 
 PROMISE_MB = 256
 EIGHT = 8
@@ -143,6 +144,38 @@ def held_open(start: bytes, count: int) -> Attack:
     return attack
 
 
+def models_of_long_names(count: int) -> Attack:
+    """Each with as many class names as a body has room for."""
+    names = [f"{number:05}{FACE}".ljust(90, "x") for number in range(MAX_CLASSES)]
+
+    def attack(port: int) -> None:
+        with httpx.Client(
+            base_url=f"http://127.0.0.1:{port}", timeout=120, trust_env=False
+        ) as client:
+            client.post("/targets?name=named", content=b"PK").raise_for_status()
+            for number in range(count):
+                fields = {"name": f"named-{number}", "architecture": "a", "target": "named"}
+                body = json.dumps(fields | {"classes": names}, ensure_ascii=False).encode()
+                client.post("/models", content=body).raise_for_status()
+
+    return attack
+
+
+def asked_at_once(path: str, times: int = 1) -> Attack:
+    """By four, each so often."""
+
+    def ask(port: int) -> None:
+        for _ in range(times):
+            answer = httpx.get(f"http://127.0.0.1:{port}{path}", timeout=120, trust_env=False)
+            answer.raise_for_status()
+
+    def attack(port: int) -> None:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(ask, [port] * 4))
+
+    return attack
+
+
 def _request(line: str, headers: Mapping[str, str]) -> bytes:
     lines = [f"{line} HTTP/1.1", "Host: 127.0.0.1", *(f"{k}: {v}" for k, v in headers.items())]
     return ("\r\n".join(lines) + "\r\n\r\n").encode()
@@ -185,6 +218,10 @@ ATTACKS: dict[str, Attack] = {
     "1,000 heads that stop after 60 kB": held_open(b"GET / HTTP/1.1\r\nX: " + b"x" * 60_000, 1000),
     "1,000 heads of 125 lines that stop": held_open(b"GET / HTTP/1.1\r\n" + b"a:b\r\n" * 125, 1000),
     "1,000 heads of one byte per line": held_open(b"GET / HTTP/1.1\r\n" + b"a:\r\n" * 16_000, 1000),
+    "60 models of 10,000 names each": models_of_long_names(60),
+    "60 models …: four lists at once": asked_at_once("/models?limit=60", 5),
+    "60 models …: four pages at once": asked_at_once("/", 5),
+    "60 models …: four shown at once": asked_at_once("/models/named-1/info", 5),
 }
 
 

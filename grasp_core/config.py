@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import (
@@ -19,9 +19,20 @@ from pydantic_core.core_schema import CoreSchema, union_schema
 
 from grasp_core.errors import shorten
 
-# Unicode's control characters and line separators: no part of a name that is shown in a line.
-CONTROL = r"\x00-\x1f\x7f-\x9f\u2028\u2029"
+# Unicode's control characters, line separators, and format characters, which turn a line around or
+# hide in it: no part of a name that is shown. Joiners (U+200C, U+200D) are: languages need them.
+CONTROL = (
+    r"\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f"
+    r"\ufeff\ufff9-\ufffb"
+)
 NAME_SHOWN = 100  # characters of a name, in a message
+# What is stored with every model, and shown again and again, has an end.
+MAX_CLASSES, MAX_CLASS_NAME = 10_000, 200  # names, and characters of each
+MAX_PATTERNS, MAX_PATTERN = 256, 200
+MAX_OPTIONS = 64  # of a kind
+MAX_WORD = 100  # characters
+# Far beyond what helps, and short of what never ends or fits no memory.
+MAX_EPOCHS, MAX_BATCHES, MAX_BATCH, MAX_RATE, MAX_SEED = 10_000, 10_000, 2**16, 100.0, 2**63 - 1
 _NOT_TEXT = re.compile(rf"[{CONTROL}\ud800-\udfff]")  # half a surrogate pair is no character
 
 
@@ -32,6 +43,17 @@ def require_text(name: str) -> str:
             f"the class name {shorten(name, NAME_SHOWN)!r} holds the control character {found[0]!r}"
         )
     return name
+
+
+def require_names(names: Collection[str]) -> None:
+    """Of classes that come in. Raises ValueError for too many, and for one that is too long or
+    holds characters that no line can show."""
+    if len(names) > MAX_CLASSES:
+        raise ValueError(f"it has {len(names)} classes, more than {MAX_CLASSES}")
+    for name in names:
+        if len(require_text(name)) > MAX_CLASS_NAME:
+            short = shorten(name, NAME_SHOWN)
+            raise ValueError(f"the class name {short!r} is longer than {MAX_CLASS_NAME} characters")
 
 
 ClassName = Annotated[str, AfterValidator(require_text)]
@@ -85,11 +107,15 @@ class RefineConfig(Frozen):
     patience: int | None = Field(
         None, ge=1, description="Stop after so many epochs without a better one; None: never."
     )
-    freeze: tuple[str, ...] = Field(
-        (), description="Glob patterns of parameters left as they are, such as stem.*"
+    freeze: tuple[Annotated[str, Field(max_length=MAX_PATTERN)], ...] = Field(
+        (),
+        max_length=MAX_PATTERNS,
+        description="Glob patterns of parameters left as they are, such as stem.*",
     )
     augmentation: Annotated[dict[str, Any], KindOptions("augmentation")] = Field(
-        {}, description="Random changes to training examples; which there are depends on the kind."
+        {},
+        max_length=MAX_OPTIONS,
+        description="Random changes to training examples; which there are depends on the kind.",
     )
 
 

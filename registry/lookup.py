@@ -7,12 +7,14 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Generic, Literal, TypeVar
 
-from sqlalchemy import ColumnElement, or_, select
+from sqlalchemy import ColumnElement, or_, select, true
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from registry.briefs import load_briefly, select_size
 from registry.errors import NameTaken, NotFound
 from registry.tables import Job, Model, Source, Target, Upload
 
@@ -31,6 +33,7 @@ WORDS: dict[type, str] = {
     Upload: "upload",
 }
 MAX_PAGE = 200
+PAGE_SIZE = 2**20  # characters of JSON in its rows; one that has more is a page of its own
 
 
 def new_id(prefix: Prefix) -> str:
@@ -45,8 +48,8 @@ class Listing(Generic[Item]):
     next_cursor: str | None
 
 
-def find(session: Session, table: type[Row], owner: str, id_: str) -> Row:
-    """The owner's row with that id. Raises NotFound."""
+def find(session: Session, table: type[Row], owner: str | None, id_: str) -> Row:
+    """The owner's row with that id; without an owner, anybody's. Raises NotFound."""
     return _one(session, table, owner, id_, table.id == id_)
 
 
@@ -59,26 +62,44 @@ def find_named(session: Session, table: type[Named], owner: str, reference: str)
 def list_page(
     session: Session,
     table: type[Row],
-    owner: str,
+    owner: str | None,
     conditions: Sequence[ColumnElement[bool]],
     *,
     limit: int,
     cursor: str | None,
 ) -> Listing[Row]:
-    """Some of the owner's rows, newest first; `cursor` is the last id of the page before."""
-    query = select(table).where(table.owner == owner, *conditions)
+    """Some rows of the owner, or of all, newest first, as briefly as lists show them.
+
+    `cursor` is the last id of the page before.
+    """
+    query = select(table.id, select_size(table)).where(_is_of(table, owner), *conditions)
     if cursor is not None:
         query = query.where(table.id < cursor)
-    rows = session.scalars(query.order_by(table.id.desc()).limit(limit + 1)).all()
-    more = len(rows) > limit
-    return Listing(rows[:limit], rows[limit - 1].id if more else None)
+    sizes = session.execute(query.order_by(table.id.desc()).limit(limit + 1)).all()
+    ids = _fit_page([(row[0], row[1]) for row in sizes[:limit]])
+    rows = load_briefly(session, table, ids)
+    return Listing(rows, ids[-1] if len(ids) < len(sizes) else None)
+
+
+def _fit_page(sizes: Sequence[tuple[str, int]]) -> list[str]:
+    """The first of these ids: as many as a page has room for, and one in any case."""
+    totals = accumulate(size for _, size in sizes)
+    return [
+        id_
+        for number, ((id_, _), total) in enumerate(zip(sizes, totals, strict=True))
+        if number == 0 or total <= PAGE_SIZE
+    ]
 
 
 def _one(
-    session: Session, table: type[Row], owner: str, reference: str, match: ColumnElement[bool]
+    session: Session,
+    table: type[Row],
+    owner: str | None,
+    reference: str,
+    match: ColumnElement[bool],
 ) -> Row:
     by_id_first = table.id != reference
-    row = session.scalar(select(table).where(table.owner == owner, match).order_by(by_id_first))
+    row = session.scalar(select(table).where(_is_of(table, owner), match).order_by(by_id_first))
     if row is None:
         word = WORDS[table]
         raise NotFound(
@@ -88,6 +109,10 @@ def _one(
             name=reference,
         )
     return row
+
+
+def _is_of(table: type[Row], owner: str | None) -> ColumnElement[bool]:
+    return true() if owner is None else table.owner == owner
 
 
 def require_free_name(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from grasp_core.config import require_text
+from grasp_core.config import require_names
 from grasp_core.errors import CheckpointError
 from grasp_core.manifest import Manifest
 from registry.blobs.base import Blob
@@ -21,11 +21,12 @@ from registry.tables import Job, Model, Source
 def check_fit(model: Model, header: Header, classes: Sequence[str] | None, name: str) -> None:
     """Raise CheckpointMismatch, with every difference, if the header is not one of this model.
 
-    A model that is not prepared yet has no manifest: its worker will look then.
+    A model that is not prepared yet has no manifest: its worker will look then. Raises
+    CheckpointError for class names in the header that are too many, too long or unprintable.
     """
+    known = classes or read_classes(header, name)
     if model.manifest is None:
         return
-    known = classes or _own_classes(header, name)
     manifest = Manifest.model_validate(model.manifest)
     manifest.require(header.tensors, name=name, classes=len(known) if known else None)
 
@@ -115,10 +116,10 @@ def require_usable(model: Model) -> None:
         )
 
 
-def _own_classes(header: Header, name: str) -> list[str] | None:
+def read_classes(header: Header, name: str) -> list[str] | None:
     """The class names that a checkpoint made by grasp_core says about itself.
 
-    Raises CheckpointError for names that no line can show.
+    Raises CheckpointError for those that are too many, too long or unprintable.
     """
     try:
         classes = json.loads(header.metadata.get("grasp", "{}")).get("classes")
@@ -126,9 +127,11 @@ def _own_classes(header: Header, name: str) -> list[str] | None:
         return None
     if not isinstance(classes, list):
         return None
+    names = [str(each) for each in classes]
     try:
-        return [require_text(str(each)) for each in classes]
+        require_names(names)
     except ValueError as error:
         raise CheckpointError(
             f"{name}: {error}", hint="write it again, with other names in its metadata"
         ) from error
+    return names

@@ -18,7 +18,7 @@ from sqlalchemy import (
     UniqueConstraint,
     text,
 )
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, query_expression
 
 from grasp_core.kinds import DEFAULT
 from registry.jobs.states import ACTIVE, MOVES, JobKind, JobStatus, ModelStatus, TargetStatus
@@ -113,6 +113,7 @@ class Target(Base):
     size: Mapped[int | None] = mapped_column(BigInteger)
     status: Mapped[TargetStatus]
     summary: Mapped[Json | None]  # classes, counts, fingerprint, broken examples
+    class_count: Mapped[int | None] = query_expression()  # in lists: registry/briefs.py
     samples: Mapped[list[Any] | None] = mapped_column(deferred=True)  # a few of each class
     error: Mapped[Json | None]
     job_id: Mapped[str] = mapped_column(ID)
@@ -134,6 +135,7 @@ class Model(Base):
     kind: Mapped[str] = mapped_column(KIND, default=DEFAULT, server_default=DEFAULT)  # its target's
     architecture: Mapped[str] = mapped_column(NAME)
     classes: Mapped[list[Any] | None]  # None: the target's, once it is validated
+    class_count: Mapped[int | None] = query_expression()  # in lists: registry/briefs.py
     preprocessing: Mapped[Json]  # what the user replaces of the architecture's own
     merge: Mapped[Json]  # grasp_core.config.FoldConfig
     target_id: Mapped[str] = mapped_column(ForeignKey("targets.id"), index=True)
@@ -166,6 +168,7 @@ class Source(Base):
     sha256: Mapped[str] = mapped_column(SHA256, index=True)
     size: Mapped[int] = mapped_column(BigInteger)
     classes: Mapped[list[Any] | None]
+    class_count: Mapped[int | None] = query_expression()  # in lists: registry/briefs.py
     stored: Mapped[bool] = mapped_column(default=True)  # False: folded, its bytes are not needed
     job_id: Mapped[str] = mapped_column(ID)
     created_at: Mapped[datetime] = mapped_column(default=utc_now)

@@ -11,7 +11,7 @@ from app.schemas import SourceCreate
 from registry.blobs.base import BlobWriter
 from registry.blobs.safetensors_header import HeaderReader
 from registry.lookup import find_named
-from registry.sources import check_fit, require_usable
+from registry.sources import check_fit, read_classes, require_usable
 from registry.tables import Model
 
 
@@ -59,7 +59,7 @@ class CheckpointInspector:
         if self._known is not None:
             self.compare(writer, *self._known)
         else:
-            self._reader.read(writer.read)
+            read_classes(self._reader.read(writer.read), self.filename)
 
     def finish(self) -> None:
         self._reader.finish()

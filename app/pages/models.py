@@ -19,7 +19,7 @@ from app.pages.rendering import PageDep
 from app.pages.reports import Origins, flat, origins, read_report, source_names
 from app.pages.versions import accuracy, accuracy_chart, class_table, load_lineage
 from app.schemas import JobRead, ModelRead, SourceRead
-from app.serializers import serialize_job, serialize_model, serialize_source, serialize_target
+from app.serializers import serialize_job, serialize_model, serialize_sources, serialize_target
 from app.service import ServiceDep
 from grasp_core.config import FoldConfig
 from grasp_core.kinds import KINDS
@@ -156,14 +156,9 @@ def _newest_origins(session: Session, model: Model) -> Origins | None:
 
 
 def _sources(session: Session, model: Model) -> list[SourceRead]:
-    offered = (
-        select(Source, Job)
-        .join(Job, Job.id == Source.job_id)
-        .where(Source.model_id == model.id)
-        .order_by(Source.id.desc())
-        .limit(MOST_ROWS)
-    )
-    return [serialize_source(source, job) for source, job in session.execute(offered)]
+    of_model = [Source.model_id == model.id]
+    newest = list_page(session, Source, model.owner, of_model, limit=MOST_ROWS, cursor=None)
+    return serialize_sources(session, newest.items)
 
 
 @dataclass(frozen=True)

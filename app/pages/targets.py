@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
 from markupsafe import Markup
-from sqlalchemy import select
 
 from app.charts import bar
 from app.fields import Cursor, Reference
@@ -14,7 +13,7 @@ from app.pages.rendering import PageDep
 from app.serializers import serialize_model, serialize_target
 from app.service import ServiceDep
 from grasp_core.kinds import KINDS
-from registry.lookup import find_named, list_page
+from registry.lookup import MAX_PAGE, find_named, list_page
 from registry.tables import Model, Target
 
 TARGETS_PER_PAGE = 30
@@ -66,14 +65,15 @@ def target_page(target: Reference, service: ServiceDep, page: PageDep) -> HTMLRe
     with service.database.read() as session:
         row = find_named(session, Target, page.caller.owner, target)
         session.refresh(row, ["samples"])
-        users = select(Model).where(Model.target_id == row.id).order_by(Model.id.desc())
+        of_target = [Model.target_id == row.id]
+        users = list_page(session, Model, row.owner, of_target, limit=MAX_PAGE, cursor=None)
         return page.render(
             "target.html",
             target=serialize_target(row),
             examples=_examples(row.kind),
             classes=_classes(row),
             splits=SPLITS,
-            models=[serialize_model(model) for model in session.scalars(users)],
+            models=[serialize_model(model) for model in users.items],
         )
 
 

@@ -29,7 +29,7 @@ from app.intake.receiving import validated
 from app.intake.uploads import metadata_of
 from app.openapi import UPLOAD_PROBLEMS, problems, upload_body
 from app.schemas import Page, SourceCreated, SourceFromUpload, SourceFromUri, SourceRead
-from app.serializers import serialize_job, serialize_source
+from app.serializers import serialize_job, serialize_source, serialize_sources
 from app.service import Service, ServiceDep
 from grasp_core.errors import CheckpointError
 from registry.blobs.base import Blob
@@ -190,10 +190,7 @@ def list_sources(
         if sha256 is not None:
             conditions.append(Source.sha256 == sha256)
         page = list_page(session, Source, caller.owner, conditions, limit=limit, cursor=cursor)
-        wanted = select(Job).where(Job.id.in_([source.job_id for source in page.items]))
-        jobs = {job.id: job for job in session.scalars(wanted)}
-        items = [serialize_source(source, jobs[source.job_id]) for source in page.items]
-        return Page(items=items, next_cursor=page.next_cursor)
+        return Page(items=serialize_sources(session, page.items), next_cursor=page.next_cursor)
 
 
 @router.get("/sources/{source}", summary="What became of a source", responses=problems(404))

@@ -26,7 +26,8 @@ class AsyncTarget(AsyncRecord):
     uri: str | None
     sha256: str | None
     size: int | None
-    classes: list[str] | None
+    classes: list[str] | None  # None in lists, where they are long
+    class_count: int | None = None  # None: the server is too old to say
     counts: dict[str, dict[str, int]] | None
     images: int | None
     broken: list[dict[str, str]] | None

@@ -26,7 +26,8 @@ class Model(Record):
     version: int | None
     kind: str | None = None  # None: the server is too old to say
     architecture: str
-    classes: list[str] | None
+    classes: list[str] | None  # None in lists, where they are long
+    class_count: int | None = None  # None: the server is too old to say
     image_size: int | None
     preprocessing: dict[str, Any]
     seed: int

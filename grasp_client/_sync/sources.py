@@ -26,7 +26,8 @@ class Source(Record):
     model: str
     sha256: str
     size: int
-    classes: list[str] | None
+    classes: list[str] | None  # None in lists, where they are long
+    class_count: int | None = None  # None: the server is too old to say
     status: str
     version: int | None
     stored: bool

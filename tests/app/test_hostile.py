@@ -3,12 +3,18 @@
 import json
 from base64 import b64encode
 from contextlib import ExitStack
+from itertools import product
+from string import ascii_lowercase
 from typing import Any
 
 import pytest
+from safetensors.numpy import load, save
+from sqlalchemy import select
 
 from app.errors import MAX_LISTED
 from app.http.turns import MAX_WAITING
+from grasp_core.config import MAX_CLASS_NAME, MAX_CLASSES, MAX_PATTERN, MAX_PATTERNS
+from registry.tables import Model
 from tests.app.world import World, checkpoint
 
 DEEP = "[" * 5000
@@ -142,6 +148,87 @@ def test_large_json_is_refused_while_much_of_it_waits(world: World) -> None:
     assert "retry-after" in answer.headers
     assert small.status_code == 201
     assert world.client.post("/models", json=large | {"name": "b"}).status_code != 503
+
+
+MANY = ["".join(letters) for letters in product(ascii_lowercase, repeat=3)][: MAX_CLASSES + 1]
+TOO_LONG = ["F", "x" * (MAX_CLASS_NAME + 1)]
+
+
+@pytest.mark.parametrize("names", [MANY, TOO_LONG], ids=["many", "long"])
+def test_class_names_have_an_end_wherever_they_come_in(world: World, names: list[str]) -> None:
+    said = json.dumps(names, separators=(",", ":"))  # in a form, not too long for a field
+    file = {"file": checkpoint()}
+    own = save(load(checkpoint(2)), {"grasp": json.dumps({"classes": names})})
+    model = {"model": json.dumps(MODEL)[:-1] + f', "classes":{said}}}'}
+    upload = {"model": "merged", "upload": "upl_none", "classes": names}
+    with world.nothing_left():
+        answers = [
+            world.client.post("/models", json=MODEL | {"classes": names}),
+            world.client.post("/models", data=model, files=file),
+            world.client.post("/models", data={"model": json.dumps(MODEL)}, files={"file": own}),
+            world.client.post("/sources", json=upload),
+            world.post_source(checkpoint(1), fields={"classes": said}),
+            world.post_source(own),
+        ]
+    assert [answer.status_code for answer in answers] == [422] * 6
+    assert all(len(answer.content) < 3000 for answer in answers)
+    for answer in answers:
+        assert str(MAX_CLASSES if names is MANY else MAX_CLASS_NAME) in answer.json()["detail"]
+
+
+def test_bounds_are_part_of_the_contract(world: World) -> None:
+    schemas = world.client.get("/openapi.json").json()["components"]["schemas"]
+    classes = schemas["ModelCreate"]["properties"]["classes"]["anyOf"][0]
+    freeze = schemas["RefineConfig"]["properties"]["freeze"]
+
+    assert (classes["maxItems"], classes["items"]["maxLength"]) == (MAX_CLASSES, MAX_CLASS_NAME)
+    assert (freeze["maxItems"], freeze["items"]["maxLength"]) == (MAX_PATTERNS, MAX_PATTERN)
+
+
+@pytest.mark.parametrize("freeze", [["*"] * (MAX_PATTERNS + 1), ["x" * (MAX_PATTERN + 1)]])
+def test_patterns_have_an_end(world: World, freeze: list[str]) -> None:
+    merge = {"refine": {"freeze": freeze}}
+
+    created = world.client.post("/models", json=MODEL | {"merge": merge})
+    changed = world.client.patch("/models/merged", json={"merge": merge})
+
+    for answer in (created, changed):
+        assert answer.status_code == 422
+        assert answer.json()["errors"][0]["where"].startswith("body.merge.refine.freeze")
+
+
+def test_lists_leave_out_what_is_long(world: World) -> None:
+    """And end early, where even the rest is large."""
+    frozen = {"refine": {"freeze": ["x" * MAX_PATTERN] * MAX_PATTERNS}}
+    for number in range(30):
+        body = MODEL | {"name": f"model-{number}", "classes": MANY[:-1], "merge": frozen}
+        assert world.client.post("/models", json=body).status_code == 201
+
+    answer = world.client.get("/models?limit=30")
+    page = answer.json()
+    rest = world.client.get("/models", params={"cursor": page["next_cursor"]}).json()
+
+    assert len(answer.content) < 1.2 * 2**20
+    assert 0 < len(page["items"]) < 30
+    assert len(page["items"]) + len(rest["items"]) == 31
+    assert {(item["classes"], item["class_count"]) for item in page["items"]} == {
+        (None, MAX_CLASSES)
+    }
+    assert (rest["items"][-1]["classes"], rest["items"][-1]["class_count"]) == (["F", "M"], 2)
+    shown = world.client.get("/models/model-1/info").json()
+    assert (shown["classes"], shown["class_count"]) == (MANY[:-1], MAX_CLASSES)
+
+
+def test_a_model_that_an_older_release_took_is_still_shown(world: World) -> None:
+    many = ["*"] * (MAX_PATTERNS + 1)
+    with world.database.write() as session:
+        row = session.scalars(select(Model)).one()
+        row.merge = row.merge | {"refine": row.merge["refine"] | {"freeze": many}}
+
+    shown = world.client.get("/models/merged/info").json()
+
+    assert shown["merge"]["refine"]["freeze"] == many
+    assert world.client.get("/models").status_code == 200
 
 
 def test_how_many_mistakes_are_not_listed(world: World) -> None:

@@ -9,6 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from grasp_core import BrokenExamples, CheckpointMismatch, GraspConfig, GraspError, ModelSpec
+from grasp_core.config import MAX_CLASS_NAME, MAX_CLASSES, require_names
 from grasp_core.kinds.image.config import Preprocessing
 from grasp_core.manifest import Mismatches
 
@@ -50,8 +51,21 @@ def test_a_configuration_survives_json_with_its_preset() -> None:
         {"taus": 0.3},
         {"refine": {"epoch": 3}},
         {"gate": {"max_drop": 2}},
+        {"refine": {"freeze": ["*"] * 257}},
+        {"refine": {"freeze": ["x" * 201]}},
+        {"refine": {"augmentation": {str(number): 1 for number in range(65)}}},
+        {"refine": {"epochs": 1_000_000_000}},
+        {"refine": {"patience": 1_000_000_000}},
+        {"refine": {"batch_size": 10**9}},
+        {"refine": {"lr": 1e9}},
+        {"alignment_batches": 10**9},
+        {"alignment_batch_size": 10**9},
+        {"micro_batch": 10**9},
+        {"seed": 10**30},
+        {"compile": "x" * 101},
+        {"device": "x" * 101},
     ],
-    ids=str,
+    ids=lambda values: str(values)[:60],
 )
 def test_nonsense_is_refused(values: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
@@ -79,6 +93,23 @@ def test_preprocessing_must_be_possible(values: dict[str, object], message: str)
 def test_class_names_fit_into_a_line(name: str) -> None:
     with pytest.raises(ValidationError, match=r"class name|unicode"):
         ModelSpec(architecture="tiny", classes=("cat", name))
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ([str(number) for number in range(MAX_CLASSES + 1)], "it has 10001 classes"),
+        (["x" * (MAX_CLASS_NAME + 1)], "'x+…' is longer than 200 characters"),
+        (["a\n"], "control character"),
+        (["gpj.\u202eexe"], "control character"),
+        (["a\u200b"], "control character"),
+    ],
+    ids=["many", "long", "unprintable"],
+)
+def test_class_names_that_come_in_have_an_end(names: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        require_names(names)
+    require_names([f"{number:05}".ljust(MAX_CLASS_NAME, "x") for number in range(MAX_CLASSES)])
 
 
 def test_class_names_may_be_of_any_script() -> None:

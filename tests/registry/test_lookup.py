@@ -6,7 +6,9 @@ from contextlib import suppress
 
 import pytest
 
-from registry import lookup
+from grasp_core.config import RefineConfig
+from grasp_core.methods.grasp import GraspConfig
+from registry import lookup, targets
 from registry.errors import NotFound
 from registry.tables import Job, Model, Source, Target
 from tests.registry.conftest import World
@@ -102,6 +104,76 @@ def test_rows_added_meanwhile_neither_repeat_nor_hide_others(world: World) -> No
 
     assert len(seen) == len(set(seen))
     assert set(seen) == there
+
+
+LONG = [f"class {number:05}" for number in range(10_000)]
+
+
+def test_a_list_leaves_long_class_names_where_they_are(world: World) -> None:
+    target = world.ready_target()
+    short, _ = world.add_model(target, "short", classes=("F", "M"))
+    long, _ = world.add_model(target, "long", classes=LONG)
+    none, _ = world.add_model(target, "none", classes=None)
+
+    with world.database.read() as session:
+        rows = lookup.list_page(session, Model, "ann", (), limit=9, cursor=None).items
+        listed = {row.id: (row.classes, row.class_count) for row in rows}
+        jobs = lookup.list_page(session, Job, "ann", (), limit=9, cursor=None).items
+        assert [job.candidate for job in jobs] == [None] * len(jobs)
+
+    assert listed == {short.id: (["F", "M"], 2), long.id: (None, 10_000), none.id: (None, None)}
+    assert world.get(Model, long.id).classes == LONG
+
+
+def test_a_list_of_targets_counts_what_it_leaves_out(world: World) -> None:
+    target, job = world.add_target()
+    waiting, _ = world.add_target("waiting")
+    counts = {"train": dict.fromkeys(LONG, 1)}
+    summary = {"classes": LONG, "counts": counts, "images": 7, "broken": [], "fingerprint": "f"}
+    lease = world.lease_of(job)
+    with world.database.write() as session:
+        targets.record_validation(session, lease, summary, world.now)
+
+    with world.database.read() as session:
+        rows = lookup.list_page(session, Target, "ann", (), limit=9, cursor=None).items
+        listed = {row.id: (row.summary or {}, row.class_count) for row in rows}
+
+    known, count = listed[target.id]
+    assert count == 10_000
+    assert (known["classes"], known["counts"]) == (None, None)
+    assert (known["images"], known["broken"], known["fingerprint"]) == (7, [], "f")
+    assert {*listed[waiting.id][0].values(), listed[waiting.id][1]} == {None}
+
+
+def test_a_dry_run_in_a_list_has_its_name(world: World) -> None:
+    model = world.ready_model()
+    job = world.try_out(model, "site-a")
+
+    with world.database.read() as session:
+        rows = lookup.list_page(session, Job, "ann", [Job.id == job.id], limit=9, cursor=None)
+
+        assert [row.candidate for row in rows.items] == [{"name": "site-a"}]
+
+
+def test_a_page_ends_early_where_its_rows_are_large(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = world.ready_target()
+    frozen = RefineConfig(freeze=["x" * 100] * 20)
+    large = GraspConfig(refine=frozen)
+    mine = []
+    for number in range(6):
+        mine.append(world.add_model(target, f"model {number}", merge=large)[0].id)
+        time.sleep(0.001)
+    assert ids_of(world, Model, "ann", 6) == [mine[::-1]]
+
+    monkeypatch.setattr(lookup, "PAGE_SIZE", 7000)  # two such rows, and not three
+    pages = ids_of(world, Model, "ann", 6)
+    assert [len(page) for page in pages] == [2, 2, 2]
+    assert [id_ for page in pages for id_ in page] == mine[::-1]
+
+    monkeypatch.setattr(lookup, "PAGE_SIZE", 1)
+    assert ids_of(world, Model, "ann", 6) == [[id_] for id_ in mine[::-1]]
 
 
 def test_conditions_narrow_a_list(world: World) -> None:
