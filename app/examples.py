@@ -17,6 +17,7 @@ SCORES = {"val": {"accuracy": 0.91}, "test": {"accuracy": 0.9}}
 
 _job: dict[str, Any] = {
     "id": JOB,
+    "owner": "local",
     "kind": "fold",
     "status": "running",
     "stage": "refine",

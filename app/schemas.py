@@ -72,6 +72,7 @@ class Attempt(JobError):
 
 class JobRead(Out):
     id: str = Field(examples=["job_01m7hey7wbsmw53n1p6d1mdv6w"])
+    owner: str = Field(examples=["local"])
     kind: JobKind
     status: JobStatus
     stage: str | None = Field(examples=["refine"])

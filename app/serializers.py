@@ -28,6 +28,7 @@ from registry.tables import Job, Model, ProblemKind, Source, Target, Upload, Ver
 def serialize_job(job: Job) -> JobRead:
     return JobRead(
         id=job.id,
+        owner=job.owner,
         kind=job.kind,
         status=job.status,
         stage=job.stage,

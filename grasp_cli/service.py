@@ -31,7 +31,9 @@ RETRIED_AT_ONCE = 1000  # jobs in one transaction, which others wait for
 
 admin = typer.Typer(help="Look after the service.", no_args_is_help=True)
 keys = typer.Typer(help="API keys.", no_args_is_help=True)
+jobs = typer.Typer(help="Jobs of all owners.", no_args_is_help=True)
 admin.add_typer(keys, name="keys")
+admin.add_typer(jobs, name="jobs")
 
 
 class ScopeName(StrEnum):
@@ -155,6 +157,45 @@ def revoke_key(key: Annotated[str, typer.Argument(help="Its id, key_…")]) -> N
     except NotFound as error:
         fail(str(error))
     typer.echo(f"{key} is revoked", err=True)
+
+
+@jobs.command("list")
+@of_service
+def list_jobs(
+    ended: Annotated[bool, typer.Option("--ended", help="Also those that have ended.")] = False,
+    limit: Annotated[int, typer.Option(help="At most so many.", min=1)] = 100,
+) -> None:
+    """Show what waits and what runs, newest first."""
+    from registry.jobs.queue import is_active
+    from registry.lookup import list_page
+    from registry.tables import Job
+
+    conditions = [] if ended else [is_active(Job)]
+    with opened_database() as database, database.read() as session:
+        page = list_page(session, Job, None, conditions, limit=limit, cursor=None)
+        for job in page.items:
+            about = job.model_id or job.target_id
+            since = f"{job.started_at or job.created_at:%Y-%m-%d %H:%M}"
+            typer.echo(f"{job.id}  {job.owner}  {job.kind}  {job.status}  {about}  {since}")
+    if page.next_cursor:
+        typer.echo("there are more", err=True)
+
+
+@jobs.command("cancel")
+@of_service
+def cancel_job(job: Annotated[str, typer.Argument(help="Its id, job_…")]) -> None:
+    """Stop a job, whoever queued it."""
+    from registry.errors import Conflict, NotFound
+    from registry.jobs.queue import cancel
+    from registry.lookup import find
+    from registry.tables import Job, utc_now
+
+    try:
+        with opened_database() as database, database.write() as session:
+            status = cancel(session, find(session, Job, None, job).id, utc_now())
+    except (Conflict, NotFound) as error:
+        fail(error.message)
+    typer.echo(f"{job} is {'being stopped' if status == 'running' else status}", err=True)
 
 
 @admin.command("scrub")

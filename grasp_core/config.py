@@ -100,12 +100,17 @@ class Frozen(BaseModel):
 class RefineConfig(Frozen):
     """Fine-tuning on the target with AdamW and a cosine schedule."""
 
-    epochs: int = Field(3, ge=0, description="0 skips refinement.")
-    lr: float = Field(5e-5, gt=0.0, description="Learning rate of the first epoch.")
-    weight_decay: float = Field(0.01, ge=0.0, description="AdamW's.")
-    batch_size: int = Field(32, ge=1, description="Examples per step, and per step of evaluation.")
+    epochs: int = Field(3, ge=0, le=MAX_EPOCHS, description="0 skips refinement.")
+    lr: float = Field(5e-5, gt=0.0, le=MAX_RATE, description="Learning rate of the first epoch.")
+    weight_decay: float = Field(0.01, ge=0.0, le=MAX_RATE, description="AdamW's.")
+    batch_size: int = Field(
+        32, ge=1, le=MAX_BATCH, description="Examples per step, and per step of evaluation."
+    )
     patience: int | None = Field(
-        None, ge=1, description="Stop after so many epochs without a better one; None: never."
+        None,
+        ge=1,
+        le=MAX_EPOCHS,
+        description="Stop after so many epochs without a better one; None: never.",
     )
     freeze: tuple[Annotated[str, Field(max_length=MAX_PATTERN)], ...] = Field(
         (),
@@ -151,9 +156,14 @@ class FoldConfig(Frozen):
 
     method: str = Field(description="How a source is folded in.")
     alignment_batches: int = Field(
-        8, ge=1, description="Batches of the target for gradients and for statistics."
+        8,
+        ge=1,
+        le=MAX_BATCHES,
+        description="Batches of the target for gradients and for statistics.",
     )
-    alignment_batch_size: int = Field(32, ge=1, description="Examples in each of them.")
+    alignment_batch_size: int = Field(
+        32, ge=1, le=MAX_BATCH, description="Examples in each of them."
+    )
     norm_stats: Literal["keep", "recalibrate"] = Field(
         "recalibrate",
         description="Batch-norm statistics: keep the merged ones, or recalibrate them on the target"
@@ -162,17 +172,29 @@ class FoldConfig(Frozen):
     refine: RefineConfig = RefineConfig()
     gate: GateConfig = GateConfig()
     micro_batch: int | None = Field(
-        None, ge=1, description="Split every batch into parts of this size to bound activations."
+        None,
+        ge=1,
+        le=MAX_BATCH,
+        description="Split every batch into parts of this size to bound activations.",
     )
     precision: Precision = Field("auto", description="Autocast while refining and evaluating.")
     channels_last: bool | None = Field(None, description="Memory layout; None: on CUDA only.")
     compile: str | None = Field(
-        None, description="torch.compile backend for refinement, such as inductor."
+        None,
+        max_length=MAX_WORD,
+        description="torch.compile backend for refinement, such as inductor.",
     )
     device: str = Field(
-        "auto", description="auto takes CUDA, then MPS, then the CPU. The service decides itself."
+        "auto",
+        max_length=MAX_WORD,
+        description="auto takes CUDA, then MPS, then the CPU. The service decides itself.",
     )
-    seed: int = Field(0, description="Of every random choice, with the version and the source.")
+    seed: int = Field(
+        0,
+        ge=-MAX_SEED,
+        le=MAX_SEED,
+        description="Of every random choice, with the version and the source.",
+    )
 
     @classmethod
     def implied(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -215,6 +215,25 @@ def test_an_unknown_scope_is_refused() -> None:
     assert not Settings().home.exists()
 
 
+def test_jobs_of_all_owners_are_listed_and_cancelled() -> None:
+    with opened_database() as database, database.write() as session:
+        for owner in ("ada", "bob"):
+            create_target(session, owner, "faces", uri="file:///nowhere")
+
+    listed = invoke("admin", "jobs", "list").stdout.splitlines()
+    jobs = {line.split()[1]: line.split()[0] for line in listed}
+    first = invoke("admin", "jobs", "cancel", jobs["bob"])
+    again = invoke("admin", "jobs", "cancel", jobs["bob"])
+    nobodys = invoke("admin", "jobs", "cancel", "job_x")
+
+    assert sorted(jobs) == ["ada", "bob"]
+    assert (first.exit_code, first.stderr) == (0, f"{jobs['bob']} is cancelled\n")
+    assert (again.exit_code, nobodys.exit_code) == (2, 2)
+    assert "has ended" in again.stderr
+    assert jobs["bob"] not in invoke("admin", "jobs", "list").stdout
+    assert jobs["bob"] in invoke("admin", "jobs", "list", "--ended").stdout
+
+
 def test_migrate_makes_the_database() -> None:
     assert invoke("admin", "migrate").exit_code == 0
     assert stored_keys() == []

@@ -53,6 +53,12 @@ class Cancelled(Exception):
     """The job is to be stopped for good."""
 
 
+class TookTooLong(GraspError):
+    """The job computes for longer than it may."""
+
+    code = "took_too_long"
+
+
 @dataclass
 class Attempt:
     """A leased job, and everything that running it needs."""
@@ -160,6 +166,7 @@ class Attempt:
     def _watch(self, child: Child) -> Last:
         """Follow the child to its end, forwarding progress, keeping the lease."""
         deadline: float | None = None
+        latest = time.monotonic() + self.settings.job_seconds
         while True:
             event = child.poll(TICK_S)
             if isinstance(event, Finished | Stopped | Failed):
@@ -167,6 +174,11 @@ class Attempt:
             if event is not None:
                 self.observer.progressed(event)
             self._tick(event)
+            if time.monotonic() > latest:
+                raise TookTooLong(
+                    f"it computed for longer than {self.settings.job_seconds:g} seconds",
+                    hint="fewer epochs, a smaller target, or more time by GRASP_JOB_SECONDS",
+                )
             if self.stopping.is_set():
                 if deadline is None:
                     child.ask_to_stop()

@@ -12,6 +12,7 @@ from fastapi.responses import StreamingResponse
 from sqlalchemy.orm import Session
 
 from app.access.auth import CallerDep
+from app.errors import Forbidden
 from app.fields import Code, Cursor, Id, Limit, RefFilter
 from app.http.following import FollowedJob, Following, FollowingDep, JobState
 from app.http.requests import unless_gone
@@ -23,6 +24,7 @@ from app.service import Service, ServiceDep
 from registry.errors import BytesGone, Conflict, NotFound
 from registry.jobs.queue import cancel, has_error, retry, retry_failed
 from registry.jobs.states import RETRIABLE, JobKind, JobStatus
+from registry.keys import Caller
 from registry.lookup import MAX_PAGE, find, find_named, list_page
 from registry.tables import Job, Model, Source, Target, utc_now
 
@@ -35,9 +37,14 @@ PING = b": ping\n\n"
 REVISION = re.compile(r"[0-9]{1,18}")
 
 
-def load_job(service: Service, owner: str, job_id: str) -> JobState:
+def load_job(service: Service, caller: Caller, job_id: str) -> JobState:
     with service.database.read() as session:
-        return JobState(find(session, Job, owner, job_id))
+        return JobState(find_job(session, caller, job_id))
+
+
+def find_job(session: Session, caller: Caller, job_id: str) -> Job:
+    """Administrators look after those of all owners. Raises NotFound."""
+    return find(session, Job, None if caller.may("admin") else caller.owner, job_id)
 
 
 @router.get("/jobs", summary="List jobs, newest first", responses=problems(404))
@@ -51,9 +58,14 @@ def list_jobs(
     code: Annotated[
         Code | None, Query(description="Only those that ended with this error.")
     ] = None,
+    all_owners: Annotated[
+        bool, Query(description="Those of everybody: for keys of scope admin.")
+    ] = False,
     limit: Limit = 50,
     cursor: Cursor = None,
 ) -> Page[JobRead]:
+    if all_owners and not caller.may("admin"):
+        raise Forbidden("the jobs of all owners are listed for a key of scope admin alone")
     with service.database.read() as session:
         conditions = []
         if model is not None:
@@ -66,7 +78,8 @@ def list_jobs(
             conditions.append(Job.kind == kind)
         if code is not None:
             conditions.append(has_error(code))
-        page = list_page(session, Job, caller.owner, conditions, limit=limit, cursor=cursor)
+        owner = None if all_owners else caller.owner
+        page = list_page(session, Job, owner, conditions, limit=limit, cursor=cursor)
         return Page(items=[serialize_job(job) for job in page.items], next_cursor=page.next_cursor)
 
 
@@ -90,11 +103,11 @@ async def get_job(
     ] = 0,
 ) -> Response:
     """While it has not ended, `Retry-After` says when to ask again."""
-    found = await run_in_threadpool(load_job, service, caller.owner, job)
+    found = await run_in_threadpool(load_job, service, caller, job)
     if wait and not found.ended:
         ended = await unless_gone(request, _ended(following, found, wait))
         if ended is None:
-            found = await run_in_threadpool(load_job, service, caller.owner, job)
+            found = await run_in_threadpool(load_job, service, caller, job)
         else:
             found = ended
     again = RETRY_AFTER.get(found.status)
@@ -121,7 +134,7 @@ async def followed_job(
 ) -> AsyncIterator[tuple[JobState, FollowedJob]]:
     """The job as it is, found before a stream begins, for there is no 404 after that; and as it
     will be, until the client has left."""
-    found = await run_in_threadpool(load_job, service, caller.owner, job)
+    found = await run_in_threadpool(load_job, service, caller, job)
     with following.follow(found) as followed:
         yield found, followed
 
@@ -171,11 +184,14 @@ async def _events(found: JobState, followed: FollowedJob, seen: int) -> AsyncIte
     responses=problems(404, 409),
 )
 def cancel_job(job: Id, service: ServiceDep, caller: CallerDep, once: OnceDep) -> Response:
-    """A queued job is cancelled at once; a running one within two seconds."""
+    """A queued job is cancelled at once; a running one within two seconds.
+
+    An administrator can cancel anybody's.
+    """
     with service.database.write() as session:
 
         def act() -> Created:
-            row = find(session, Job, caller.owner, job)
+            row = find_job(session, caller, job)
             cancel(session, row.id, utc_now())
             session.refresh(row)
             return Created(serialize_job(row), 202)

@@ -204,6 +204,12 @@ class Settings(BaseSettings):
         gt=0,
         description="Memory limit of a job's process, in bytes. Unset: what the machine has.",
     )
+    job_seconds: float = Field(
+        86_400.0,
+        gt=0,
+        description="How long one attempt at a job may compute, in seconds: a day. What takes"
+        " longer has failed, with `took_too_long`.",
+    )
     warm_spare: bool = Field(
         True,
         description="Keep a process with torch loaded for the next job, which then starts seconds"

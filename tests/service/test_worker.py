@@ -56,6 +56,22 @@ def test_a_job_tells_its_stage_and_a_cancelled_one_ends_with_its_child(place: Pl
     assert place.versions(model) == []
 
 
+def test_a_job_that_takes_too_long_has_failed_and_ends_with_its_child(home: Path) -> None:
+    place = Place(home, job_seconds=0.5)
+    model = place.ready_model()
+    job = place.offer(model, checkpoint("a", ticks=ENDLESS))
+
+    with place.working():
+        child = place.started(job)
+        ended = place.ended(job)
+
+    assert (ended.status, codes(ended)) == ("failed", ["took_too_long"])
+    assert ended.error is not None
+    assert "GRASP_JOB_SECONDS" in ended.error["hint"]
+    assert is_gone(child)
+    place.database.close()
+
+
 def test_each_reason_is_kept_and_after_the_last_attempt_the_queue_goes_on(place: Place) -> None:
     model = place.ready_model()
     bad = place.offer(model, checkpoint("a", "raise", "die", "exit"))

@@ -48,5 +48,8 @@ class Augmentation(Frozen):
 
     flip: bool = Field(True, description="Mirror left to right, with probability one half.")
     padding: int | None = Field(
-        None, ge=0, description="Black border before the random crop; None: 1/8 of the image size."
+        None,
+        ge=0,
+        le=4096,
+        description="Black border before the random crop; None: 1/8 of the image size.",
     )
