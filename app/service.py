@@ -1,11 +1,12 @@
 """What every request needs, opened once per process."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Annotated
 
 from fastapi import Depends, Request
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
 
 from app.fetching.fetch import FetchPolicy
 from app.http.turns import Turns
@@ -15,9 +16,11 @@ from registry.blobs.damage import note_problem, problem_of
 from registry.blobs.integrity import Verifier
 from registry.database import Database
 from registry.jobs.bell import open_bell
+from registry.jobs.transitions import Failure
+from registry.models import find_holds
 from registry.process.home import open_home
 from registry.process.settings import Settings
-from registry.tables import utc_now
+from registry.tables import Model, utc_now
 
 
 class Service:
@@ -48,6 +51,10 @@ class Service:
             with suppress(DBAPIError), self.database.write() as session:
                 note_problem(session, sha256, problem_of(error), utc_now())
             raise
+
+    def find_holds(self, session: Session, models: Sequence[Model]) -> dict[str, Failure]:
+        """By id, why the jobs of these models wait, where they do."""
+        return find_holds(session, models, self.settings.lease_seconds)
 
     def close(self) -> None:
         self.database.close()

@@ -20,6 +20,7 @@ from grasp_core.significance import lower_tail, paired_p_value
 
 SMALL_RMS = 0.01  # a tensor this small (a bias at zero) is no measure for the source's
 USUAL_RMS = 1.0  # the measure while there is no merged model
+HUGE_RMS = 1e4  # of no weights that anybody trained
 ROUNDING = 1e-9  # 0.90 - 0.88 is a little more than 0.02, and 1 / 16 as a sum than 0.0625
 SHOWN = 5
 CHUNK = 2**16  # elements: their float64 copy stays in the cache
@@ -54,6 +55,15 @@ def find_infinite(tensors: Mapping[str, Tensor]) -> str | None:
     return _some(found) if found else None
 
 
+def find_unusual(tensors: Mapping[str, Tensor]) -> str | None:
+    """What no trained model has: nothing but zeros, or values beyond all measure."""
+    sizes = {name: root_mean_square(t) for name, t in tensors.items() if not _is_statistic(name)}
+    if not any(sizes.values()):
+        return "all its values are zero"
+    huge = [name for name, size in sizes.items() if size > HUGE_RMS]
+    return f"its root mean square is above {HUGE_RMS:g} in {_some(huge)}" if huge else None
+
+
 def judge(before: Predictions | None, after: Predictions, config: GateConfig) -> Verdict:
     """Whether a folded model may follow the one before it, on the validation split.
 
@@ -79,10 +89,15 @@ def root_mean_square(tensor: Tensor) -> float:
 def _is_outlier(
     name: str, size: float, merged: Mapping[str, Tensor] | None, config: GateConfig
 ) -> bool:
-    if name.endswith(("running_mean", "running_var", "num_batches_tracked")):
-        return False  # statistics of the data, which may be of any size
+    if _is_statistic(name):
+        return False
     usual = USUAL_RMS if merged is None else max(root_mean_square(merged[name]), SMALL_RMS)
     return size > config.max_norm_ratio * usual
+
+
+def _is_statistic(name: str) -> bool:
+    """Of the data, which may be of any size."""
+    return name.endswith(("running_mean", "running_var", "num_batches_tracked"))
 
 
 def _below_floor(first: Predictions, config: GateConfig) -> str | None:

@@ -6,7 +6,7 @@ Importing this module loads no torch: `run` does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -55,6 +55,7 @@ class Prepared:
     classes: tuple[str, ...]
     manifest: Manifest
     preprocessing: Frozen  # of the kind's own class
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -146,6 +147,7 @@ class PrepareModel:
             manifest, preprocessing = make_manifest(spec), resolve_preprocessing(spec)
         if self.base is not None:
             _require_base(self.base, manifest)
+        warnings = _find_strange_classes(self.base, spec.classes) if self.base else ()
         open_task(
             self.target_path,
             spec,
@@ -154,7 +156,7 @@ class PrepareModel:
             fingerprint=self.target_fingerprint,
             progress=_decoding(report),
         )
-        return Prepared(spec.classes, manifest, preprocessing)
+        return Prepared(spec.classes, manifest, preprocessing, warnings)
 
     def _spec(self) -> ModelSpec:
         classes = self.target_classes if self.classes is None else self.classes
@@ -175,17 +177,26 @@ class PrepareModel:
 def _require_base(path: Path, manifest: Manifest) -> None:
     """Whether sources can be compared with it. Raises CheckpointError."""
     from grasp_core.checkpoints import Checkpoint
-    from grasp_core.gate import find_infinite
+    from grasp_core.gate import find_infinite, find_unusual
 
     base = Checkpoint(path)
     classes = base.info.classes
     manifest.require(base.found, name="the base", classes=len(classes) if classes else None)
-    infinite = find_infinite(base)
-    if infinite is not None:
-        raise CheckpointError(
-            f"the base has values that are not finite in {infinite}",
-            hint="make the model anew, with the weights that its sources were fine-tuned from",
-        )
+    hint = "make the model anew, with the weights that its sources were fine-tuned from"
+    if names := find_infinite(base):
+        raise CheckpointError(f"the base has values that are not finite in {names}", hint=hint)
+    if reason := find_unusual(base):
+        raise CheckpointError(f"the base is no trained model: {reason}", hint=hint)
+
+
+def _find_strange_classes(path: Path, classes: Sequence[str]) -> tuple[str, ...]:
+    """What is to be said of a base that knows other classes."""
+    from grasp_core.checkpoints import Checkpoint
+
+    known = Checkpoint(path).info.classes
+    if known is None or set(known) & set(classes):
+        return ()
+    return ("the base knows none of the model's classes, so its head says nothing about them",)
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,13 @@ class Declarations(MutableMapping[str, T]):
         """Look for packages again when something is next asked for."""
         self.__dict__.pop("_all", None)
 
+    def usable(self) -> list[str]:
+        """The names of those that can be loaded here."""
+        try:
+            return sorted(self)
+        except ConfigError:
+            return sorted(self._ours)
+
     def __getitem__(self, name: str) -> T:
         return self._all[name]
 

@@ -1,11 +1,9 @@
 """Models: created with a job that prepares them, changed for later folds, deleted whole."""
 
-import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from grasp_core.config import FoldConfig, Frozen
@@ -13,9 +11,11 @@ from grasp_core.kinds import find_kind
 from grasp_core.methods import METHODS, change_config
 from grasp_core.spec import ModelSpec
 from registry.blobs.base import Blob
-from registry.blobs.damage import forget_problems
+from registry.blobs.damage import find_bad_inputs, forget_problems
+from registry.histories import require_history
+from registry.jobs.abilities import find_missing
 from registry.jobs.queue import Lease, close, drop_queue, enqueue, lock_queue, open_queue
-from registry.jobs.transitions import change
+from registry.jobs.transitions import Failure, change
 from registry.lookup import add_named, new_id
 from registry.tables import DeviceClass, Job, Model, Target, Version
 
@@ -79,10 +79,15 @@ def create_model(
 
 
 def record_preparation(
-    session: Session, lease: Lease, classes: tuple[str, ...], manifest: Any, now: datetime
+    session: Session,
+    lease: Lease,
+    classes: tuple[str, ...],
+    manifest: Any,
+    now: datetime,
+    warnings: Sequence[str] = (),
 ) -> None:
     """The model can be folded into. Raises LeaseLost."""
-    close(session, lease, "succeeded", now)
+    close(session, lease, "succeeded", now, metrics={"warnings": [*warnings]} if warnings else {})
     values = {"status": "ready", "classes": list(classes), "manifest": manifest, "error": None}
     change(session, Model, Model.id == lease.queue_id, values)
 
@@ -108,18 +113,16 @@ def changed_merge(session: Session, model: Model, changes: Mapping[str, Any]) ->
     if config.method != model.merge["method"]:
         method = METHODS[config.method]
         method.require_base(given=model.base_sha256 is not None, hint=MODEL_WITH_BASE)
-        if not _has_state_of(session, model, config.method):
-            method.require_beginning(first=model.version is None)
+        newest = session.get(Version, (model.id, model.version)) if model.version else None
+        require_history(session, newest, config.method)
     return config
 
 
-def _has_state_of(session: Session, model: Model, method: str) -> bool:
-    """Whether the newest version was made by this method, and has what it remembers of that."""
-    newest = session.get(Version, (model.id, model.version)) if model.version else None
-    if newest is None or newest.state_sha256 is None:
-        return False
-    report = session.scalar(select(Job.report).where(Job.id == newest.job_id))
-    return bool(report and json.loads(report)["config"]["method"] == method)
+def find_holds(
+    session: Session, models: Sequence[Model], lease_seconds: float
+) -> dict[str, Failure]:
+    """By id, why the jobs of these models wait, where they do: for a worker, or for a blob."""
+    return find_missing(session, models, lease_seconds) | find_bad_inputs(session, models)
 
 
 def delete_model(session: Session, model: Model) -> None:

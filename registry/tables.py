@@ -292,6 +292,8 @@ class Worker(Base):
     device: Mapped[str] = mapped_column(NAME)
     memory_bytes: Mapped[int | None] = mapped_column(BigInteger)
     release: Mapped[str] = mapped_column(String(40))
+    methods: Mapped[list[Any] | None]  # that it has, by name; None: of an older release
+    kinds: Mapped[list[Any] | None]
     job_id: Mapped[str | None] = mapped_column(ID)
     totals: Mapped[Json | None]  # what it has done since it started, for /metrics
     started_at: Mapped[datetime] = mapped_column(default=utc_now)

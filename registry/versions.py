@@ -7,9 +7,12 @@ from typing import Any
 from sqlalchemy import and_, exists, select
 from sqlalchemy.orm import Session
 
+from grasp_core.errors import ConfigError
+from grasp_core.methods import DEFAULT
 from registry.blobs.base import Blob
 from registry.blobs.damage import forget_problems
-from registry.errors import BytesGone, NotFound, NoVersion, StaleBase
+from registry.errors import BytesGone, Conflict, NotFound, NoVersion, StaleBase
+from registry.histories import require_history
 from registry.jobs.queue import Lease, close, hold, lock_queue, ring_waiting
 from registry.jobs.transitions import change
 from registry.tables import Job, Model, Source, Version
@@ -86,12 +89,24 @@ def record_trial(session: Session, lease: Lease, result: FoldResult, now: dateti
 
 
 def rollback(session: Session, model: Model, number: int, now: datetime) -> Version:
-    """A new version equal to an older one. Raises NoVersion, NotFound, BytesGone."""
+    """A new version equal to an older one.
+
+    Raises NoVersion, NotFound, BytesGone, and Conflict where the model's method could not fold
+    into it.
+    """
     lock_queue(session, model.id)  # a fold that publishes has it locked too
     session.refresh(model)
     older = find_version(session, model, number)
     if older.pruned_at is not None:
         raise BytesGone(f"the weights of version {number} were deleted by the model's retention")
+    try:
+        require_history(session, older, model.merge.get("method", DEFAULT))
+    except ConfigError as error:
+        raise Conflict(
+            f"the model could not go on from version {number}: {error.message}",
+            hint="first PATCH its merge.method to one that can, such as the one that made it; or"
+            " make a new model",
+        ) from error
     version = Version(
         model_id=model.id,
         number=_advance(session, model, model.version),

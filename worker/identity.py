@@ -9,6 +9,7 @@ from typing import Any
 import psutil
 
 from registry.database import Database
+from registry.jobs.abilities import Abilities
 from registry.jobs.queue import end_leases
 from registry.jobs.workers import list_workers, register_worker, remove_worker
 from registry.tables import Worker, utc_now
@@ -25,6 +26,7 @@ def register(
     device: str,
     started_at: datetime,
     totals: dict[str, Any],
+    abilities: Abilities,
 ) -> None:
     """Be known, as idle; again now and then, in case somebody took us for dead."""
     worker = Worker(
@@ -34,6 +36,8 @@ def register(
         device=device,
         memory_bytes=total_memory(),
         release=version("grasp-merge"),
+        methods=sorted(abilities.methods),
+        kinds=sorted(abilities.kinds),
         job_id=None,
         totals=totals,
         started_at=started_at,

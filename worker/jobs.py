@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, assert_never
 from urllib.parse import unquote_to_bytes, urlsplit
 
+from pydantic import ValidationError
 from sqlalchemy.orm import Session
 
 from grasp_core.config import FoldConfig
@@ -60,6 +61,12 @@ class NotReady(GraspError):
     """What the job builds on did not come about."""
 
     code = "not_ready"
+
+
+class UnknownParameters(GraspError):
+    """Another release, or another package, made them."""
+
+    code = "unknown_parameters"
 
 
 def work_folder(settings: Settings, job_id: str) -> Path:
@@ -129,7 +136,7 @@ def record_result(
             record_validation(session, lease, summary, now, samples=samples)
         case Prepared():
             manifest = result.manifest.model_dump(mode="json")
-            record_preparation(session, lease, result.classes, manifest, now)
+            record_preparation(session, lease, result.classes, manifest, now, result.warnings)
         case Folded():
             assert isinstance(operation, FoldSource)  # noqa: S101 - what it is the result of
             _record_fold(session, lease, operation, result, stored, now)
@@ -235,4 +242,12 @@ def _candidate(session: Session, job: Job) -> tuple[Input, list[str] | None]:
 
 
 def _config(model: Model, settings: Settings) -> FoldConfig:
-    return parse_config(model.merge | {"device": settings.device})
+    """Raises UnknownParameters, where those of the API are of another release."""
+    try:
+        return parse_config(model.merge | {"device": settings.device})
+    except ValidationError as error:
+        wrong = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise UnknownParameters(
+            f"this worker does not know the parameters of model {model.name!r}: {wrong}",
+            hint="it may be of another release than the API: upgrade it, then retry this job",
+        ) from error

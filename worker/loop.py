@@ -19,6 +19,7 @@ from registry.blobs.collection import collect_blobs, collect_work
 from registry.blobs.damage import forget_unneeded
 from registry.blobs.integrity import Verifier
 from registry.database import Database, explain
+from registry.jobs.abilities import Abilities
 from registry.jobs.bell import open_bell
 from registry.jobs.queue import Lease, claim, ring_waiting
 from registry.jobs.workers import remove_worker, see_worker
@@ -63,6 +64,7 @@ class Worker:
         self._started_at = utc_now()
         self._device = settings.device
         self._device_class = device_class(settings)
+        self._abilities = Abilities.here()
         self._newest_child: Child | None = None
         self._cleaned = -math.inf
         self._swept = -math.inf
@@ -197,6 +199,7 @@ class Worker:
                 lease_seconds=self.settings.lease_seconds,
                 max_losses=self.settings.max_losses,
                 device_class=self._device_class,
+                abilities=self._abilities,
             )
             if lease is not None:
                 see_worker(session, self.id, lease.job_id, now)
@@ -220,7 +223,8 @@ class Worker:
         now = time.monotonic()
         if force or now - self._seen > self.settings.heartbeat_seconds:
             totals = self._tally.snapshot()
-            register(self.database, self.id, self._find_device(), self._started_at, totals)
+            device = self._find_device()
+            register(self.database, self.id, device, self._started_at, totals, self._abilities)
             self._seen = now
 
     def _find_device(self) -> str:

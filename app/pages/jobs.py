@@ -15,7 +15,6 @@ from app.schemas import JobRead
 from app.serializers import serialize_job, serialize_worker
 from app.service import ServiceDep
 from grasp_core.methods import METHODS
-from registry.blobs.damage import find_holds
 from registry.jobs.states import ACTIVE, JobStatus
 from registry.jobs.workers import list_workers
 from registry.lookup import find, find_named, list_page
@@ -119,7 +118,7 @@ def job_page(job: Id, service: ServiceDep, page: PageDep) -> HTMLResponse:
             row=job_rows(session, [row])[0],
             stages=_stages(row, model),
             ahead=_ahead(session, row),
-            held=find_holds(session, [model]).get(model.id) if waits and model else None,
+            held=service.find_holds(session, [model]).get(model.id) if waits and model else None,
             report_view=view_report(report, model.classes or ()) if report and model else None,
             origins=origins(report, source_names(session, model.id)) if report and model else None,
         )

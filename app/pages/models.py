@@ -24,7 +24,6 @@ from app.service import ServiceDep
 from grasp_core.config import FoldConfig
 from grasp_core.kinds import KINDS
 from grasp_core.methods import METHODS
-from registry.blobs.damage import find_holds
 from registry.lookup import MAX_PAGE, find_named, list_page
 from registry.tables import Job, Model, Source, Target, Version
 
@@ -128,7 +127,7 @@ def _spark(name: str, history: Sequence[float]) -> Markup | None:
 def model_page(model: Reference, service: ServiceDep, page: PageDep) -> HTMLResponse:
     with service.database.read() as session:
         row = find_named(session, Model, page.caller.owner, model)
-        shown = serialize_model(row, find_holds(session, [row]).get(row.id))
+        shown = serialize_model(row, service.find_holds(session, [row]).get(row.id))
         entries = load_lineage(session, row)
         jobs = list_page(
             session, Job, row.owner, [Job.model_id == row.id], limit=MOST_ROWS, cursor=None

@@ -28,12 +28,11 @@ from app.schemas import (
     Page,
 )
 from app.serializers import model_fields, serialize_job, serialize_model, serialize_source
-from app.service import ServiceDep
+from app.service import Service, ServiceDep
 from grasp_core.config import FoldConfig, Frozen
 from grasp_core.kinds import Kind, check_augmentation, find_kind
 from grasp_core.methods import METHODS
 from registry.blobs.base import Blob
-from registry.blobs.damage import find_holds
 from registry.errors import Unusable
 from registry.jobs.queue import lock_queue
 from registry.jobs.states import JobStatus, ModelStatus
@@ -196,7 +195,7 @@ def list_models(
         if status is not None:
             conditions.append(Model.status == status)
         page = list_page(session, Model, caller.owner, conditions, limit=limit, cursor=cursor)
-        holds = find_holds(session, page.items)
+        holds = service.find_holds(session, page.items)
         items = [serialize_model(row, holds.get(row.id)) for row in page.items]
         return Page(items=items, next_cursor=page.next_cursor)
 
@@ -204,14 +203,14 @@ def list_models(
 @router.get("/models/{model}/info", summary="A model's state", responses=problems(404))
 def get_model(model: Reference, service: ServiceDep, caller: CallerDep) -> ModelInfo:
     with service.database.read() as session:
-        return _info(session, find_named(session, Model, caller.owner, model))
+        return _info(service, session, find_named(session, Model, caller.owner, model))
 
 
-def _info(session: Session, model: Model) -> ModelInfo:
+def _info(service: Service, session: Session, model: Model) -> ModelInfo:
     newest = session.get(Version, (model.id, model.version)) if model.version else None
     return ModelInfo.model_validate(
         {
-            **model_fields(model, find_holds(session, [model]).get(model.id)),
+            **model_fields(model, service.find_holds(session, [model]).get(model.id)),
             "sha256": newest.sha256 if newest else None,
             "size": newest.size if newest else None,
             "metrics": newest.metrics if newest else None,
@@ -260,7 +259,7 @@ def update_model(
             row.keep_versions = changes.keep_versions
             prune(session, row, utc_now())
         session.flush()
-        return _info(session, row)
+        return _info(service, session, row)
 
 
 def _checked_merge(session: Session, model: Model, changes: dict[str, Any]) -> dict[str, Any]:

@@ -193,8 +193,8 @@ def find_failure(session: Session, inputs: Iterable[Input]) -> Failure | None:
     return next(bad, None)
 
 
-def find_holds(session: Session, models: Sequence[Model]) -> dict[str, Failure]:
-    """By id, why the jobs of these models wait, where they do."""
+def find_bad_inputs(session: Session, models: Sequence[Model]) -> dict[str, Failure]:
+    """By id, the bad blob that the jobs of these models wait for, where they do."""
     if session.scalar(select(BlobProblem.sha256).limit(1)) is None:
         return {}
     needed = {model.id: _shared_inputs(session, model) for model in models}

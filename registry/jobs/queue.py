@@ -29,6 +29,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import Session, aliased
 
 from registry.errors import Conflict, LeaseLost, NotFound
+from registry.jobs.abilities import Abilities, lacks_abilities
 from registry.jobs.bell import Ring, ring_after_commit
 from registry.jobs.curves import with_losses
 from registry.jobs.states import ACTIVE, RETRIABLE, JobStatus
@@ -106,15 +107,18 @@ def claim(
     lease_seconds: float,
     max_losses: int,
     device_class: DeviceClass = "gpu",
+    abilities: Abilities | None = None,
 ) -> Lease | None:
     """Lease the queue whose next job has waited longest, and start that job.
 
-    Queues of models that want another kind of worker are left to those, and those wait whose jobs
-    all need a blob that is known to be bad.
+    Queues of models that want another device, or a method or kind that is not among the abilities
+    of this worker, are left to others, and those wait whose jobs all need a blob that is known to
+    be bad.
     """
+    abilities = abilities or Abilities.here()
     expires_at = now + timedelta(seconds=lease_seconds)
     for _ in range(CANDIDATES):
-        found = _next_free(session, now, device_class)
+        found = _next_free(session, now, device_class, abilities)
         if found is None:
             return None
         queue_id, epoch = found
@@ -296,7 +300,7 @@ def _gone(queue_id: str) -> NotFound:
 
 
 def _next_free(
-    session: Session, now: datetime, device_class: DeviceClass
+    session: Session, now: datetime, device_class: DeviceClass, abilities: Abilities
 ) -> tuple[str, int] | None:
     """The free queue whose next job is oldest, and its epoch. Other claimers pass it by.
 
@@ -315,6 +319,7 @@ def _next_free(
             ),
             ~exists().where(awaited.queue_id == Queue.waits_for, is_active(awaited)),
             ~exists().where(Model.id == Queue.id, Model.device_class != device_class),
+            ~lacks_abilities(abilities),
             ~_is_held(now),
         )
         .order_by(Job.created_at, Job.id)

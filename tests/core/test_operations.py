@@ -189,6 +189,30 @@ def test_a_base_must_be_such_a_model(bench: Bench, tmp_path: Path) -> None:
         replace(preparing(bench, tmp_path / "cache"), base=lacking).run(Heard())
 
 
+@pytest.mark.parametrize(("factor", "reason"), [(0.0, "all its values are zero"), (1e30, "above")])
+def test_a_base_must_be_a_trained_model(
+    bench: Bench, tmp_path: Path, factor: float, reason: str
+) -> None:
+    weights = Checkpoint(write_weights(tmp_path / "base.safetensors", seed=3))
+    tensors = {n: t * factor if t.is_floating_point() else t for n, t in weights.items()}
+    base = tmp_path / "strange.safetensors"
+    write_checkpoint(base, tensors, CheckpointInfo(classes=weights.info.classes))
+
+    with pytest.raises(CheckpointError, match=f"the base is no trained model: .*{reason}"):
+        replace(preparing(bench, tmp_path / "cache"), base=base).run(Heard())
+
+
+def test_a_base_of_other_classes_is_taken_with_a_word(bench: Bench, tmp_path: Path) -> None:
+    weights = Checkpoint(write_weights(tmp_path / "base.safetensors", seed=3))
+    names = tuple(f"other {number}" for number in range(len(weights.info.classes or ())))
+    base = tmp_path / "other.safetensors"
+    write_checkpoint(base, dict(weights), CheckpointInfo(classes=names))
+
+    prepared = replace(preparing(bench, tmp_path / "cache"), base=base).run(Heard())
+
+    assert any("none of the model's classes" in warning for warning in prepared.warnings)
+
+
 def test_a_base_must_be_finite(bench: Bench, tmp_path: Path) -> None:
     tensors = dict(Checkpoint(bench.merged))
     tensors["conv_stem.weight"] = torch.full_like(tensors["conv_stem.weight"], torch.nan)

@@ -11,7 +11,7 @@ from registry.blobs.damage import (
     LATEST,
     SOONEST,
     count_problems,
-    find_holds,
+    find_bad_inputs,
     find_problems,
     forget_problems,
     forget_unneeded,
@@ -83,7 +83,7 @@ def test_jobs_of_a_model_whose_state_or_base_is_bad_wait_and_say_why(world: Worl
         note(world, content)
         assert world.claim() is None
         with world.database.read() as session:
-            [hold] = find_holds(session, [world.get(Model, model.id)]).values()
+            [hold] = find_bad_inputs(session, [world.get(Model, model.id)]).values()
         assert hold.message.startswith(words)
         forget(world, content)
 
@@ -187,7 +187,7 @@ def test_a_model_says_what_its_jobs_wait_for(world: World, problem: ProblemKind)
 
     with world.database.read() as session:
         rows = [world.get(type(model), each.id) for each in (model, other)]
-        holds = find_holds(session, rows)
+        holds = find_bad_inputs(session, rows)
 
     assert holds.keys() == {model.id}
     hold = holds[model.id]

@@ -13,7 +13,7 @@ from sqlalchemy import QueuePool
 
 from registry.blobs.base import StorageError
 from registry.blobs.buckets import open_bucket
-from registry.blobs.damage import find_holds
+from registry.blobs.damage import find_bad_inputs
 from registry.jobs.queue import retry
 from registry.tables import BlobProblem, Job, Model, utc_now
 from registry.targets import create_target
@@ -140,7 +140,7 @@ def test_nothing_is_folded_into_a_damaged_version_and_no_source_is_lost_by_it(
     assert place.hashes(model) == [sha256]
     assert place.hashes(other) == chain([SECOND])
     with place.database.read() as session:
-        holds = find_holds(session, [session.get_one(Model, m.id) for m in (model, other)])
+        holds = find_bad_inputs(session, [session.get_one(Model, m.id) for m in (model, other)])
     assert {key: hold.code for key, hold in holds.items()} == {model.id: "blob_damaged"}
 
     look_again(place)
