@@ -72,7 +72,6 @@ class Attempt(JobError):
 
 class JobRead(Out):
     id: str = Field(examples=["job_01m7hey7wbsmw53n1p6d1mdv6w"])
-    owner: str = Field(examples=["local"])
     kind: JobKind
     status: JobStatus
     stage: str | None = Field(examples=["refine"])
@@ -88,6 +87,7 @@ class JobRead(Out):
     version: int | None = Field(description="The version it made.")
     error: JobError | None = Field(description="Why it ended so; of a queued job, why it waits.")
     revision: int = Field(description="Grows with every change.")
+    owner: str = Field(examples=["local"])
     created_at: datetime
     started_at: datetime | None
     finished_at: datetime | None

@@ -28,7 +28,6 @@ from registry.tables import Job, Model, ProblemKind, Source, Target, Upload, Ver
 def serialize_job(job: Job) -> JobRead:
     return JobRead(
         id=job.id,
-        owner=job.owner,
         kind=job.kind,
         status=job.status,
         stage=job.stage,
@@ -42,6 +41,7 @@ def serialize_job(job: Job) -> JobRead:
         version=job.version,
         error=job.error,
         revision=job.revision,
+        owner=job.owner,
         created_at=job.created_at,
         started_at=job.started_at,
         finished_at=job.finished_at,

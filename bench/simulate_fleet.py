@@ -36,7 +36,9 @@ POST_READS = 2  # app/access/auth.py: the key; app/routes/sources.py: the model,
 POST_WRITES = 1  # source and job
 ATTEMPT_READS = 3  # worker/loop.py: whose job it is; worker/attempt.py: the job, known damage
 ATTEMPT_WRITES = 2  # the claim; worker/loop.py: idle again
-END_READS = 2  # registry/blobs/local.py: does anything else need the bytes? And under the lock?
+# registry/blobs/local.py: does anything else need the bytes? And under the lock? worker/loop.py:
+# which decoded targets are still needed?
+END_READS = 3
 END_WRITES = 1  # publish
 TICK_S = 1.0  # worker/attempt.py, WRITE_S: one look for a cancellation, one write of progress
 CLEAN_S = 30.0  # worker/loop.py: one write, and one read for every blob

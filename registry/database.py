@@ -28,8 +28,8 @@ READ_ONLY_HINT = (
     " primary instead of a replica; then work goes on by itself"
 )
 AWAY_HINT = "it is waited for; perhaps a full disk, or a server that is gone"
-NO_TABLES_YET = "the tables of the database are not of this release yet"
-MIGRATE_HINT = "run `grasp admin migrate`, once per release"
+NO_TABLES_YET = "the tables of the database are not of this release yet: run `grasp admin migrate`"
+MIGRATE_HINT = "once per release, before anything else of it starts"
 # What libpq says of credentials; it passes on no code for them.
 CREDENTIALS = ("authentication failed", "no password supplied", "no pg_hba.conf entry")
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0  # between two looks at a database that is away

@@ -236,7 +236,7 @@ def test_an_unknown_architecture(run: Run) -> None:
 
 def test_interrupted_it_leaves_nothing(files: Path, tmp_path: Path) -> None:
     """Also where a script started it with `&`, and so with interrupts ignored."""
-    words = arguments(files, "a.safetensors", "--set", "refine.epochs=100000")
+    words = arguments(files, "a.safetensors", "--set", "refine.epochs=10000")
     grasp = Path(sys.executable).with_name("grasp")
     with running(
         [*IGNORING_INTERRUPTS, grasp, "merge", *words],

@@ -104,7 +104,7 @@ def test_class_names_fit_into_a_line(name: str) -> None:
         (["gpj.\u202eexe"], "control character"),
         (["a\u200b"], "control character"),
     ],
-    ids=["many", "long", "unprintable"],
+    ids=["many", "long", "a line", "turned around", "hidden"],
 )
 def test_class_names_that_come_in_have_an_end(names: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):

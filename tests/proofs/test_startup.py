@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from registry.database import Database
+from registry.database import NO_TABLES_YET, Database
 from registry.process.settings import Settings
 from tests.servers import Postgres, serving_postgres
 from tests.service.harness import (
@@ -65,7 +65,7 @@ def test_it_waits_for_the_server_then_for_its_tables_then_serves(
 
         server.start()
         until(lambda: "tables" in ask(settings, "/readyz").json()["checks"]["database"])
-        assert_waits(settings, "the tables of the database are not of this release yet")
+        assert_waits(settings, NO_TABLES_YET)
 
         _, key = make_key(settings)
         until(lambda: ask(settings, "/readyz").status_code == 200)
