@@ -62,12 +62,11 @@ PARALLEL := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 .PHONY: test
 test: $(READY) ## Tests, with the coverage of grasp_core (JOBS=3 processes)
 	$(PYTEST) $(PARALLEL) --cov=grasp_core --cov-fail-under=$(CORE_COVERAGE) tests/core
-	$(PYTEST) $(PARALLEL) --ignore=tests/core
+	$(PYTEST) $(PARALLEL) -m "not proof" --ignore=tests/core
 
 # Kernels that no recent processor takes by itself: they round in other ways.
 KERNELS ?= ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE
-FOLDING := $(addprefix tests/, docs/test_pages.py e2e examples/test_examples.py client/test_demo.py \
-	core/test_folding.py core/test_digits.py docs/test_extend.py docs/test_library.py)
+FOLDING := $(addprefix tests/, docs/test_pages.py e2e core/test_folding.py core/test_digits.py)
 
 .PHONY: rounding
 rounding: $(READY) ## Some that train and fold, and the tutorial, as an older processor rounds
@@ -90,8 +89,12 @@ LOWEST_TESTS ?= tests/core tests/registry tests/worker tests/service tests/app t
 	--ignore=tests/app/test_generated_clients.py
 
 .PHONY: prove
-prove: $(READY) ## The long forms of the proofs on PostgreSQL, Redis and S3, for half an hour
+prove: $(READY) ## Proofs of what survives faults, on PostgreSQL, Redis and S3 (LONG=1: for half an hour)
+ifdef LONG
 	GRASP_LONG=1 $(PYTEST) -m long --timeout 7200 -o faulthandler_timeout=7500 tests/proofs
+else
+	$(PYTEST) $(PARALLEL) -m "proof and not long" tests/proofs tests/service
+endif
 
 .PHONY: bench
 bench: $(READY) ## Measure folds, uploads, downloads, the API and its followers (DATA=path for your own images)

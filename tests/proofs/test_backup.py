@@ -4,6 +4,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from registry.blobs import open_store
 from registry.blobs.damage import scrub
 from tests.buckets import Bucket
@@ -11,6 +13,8 @@ from tests.proofs.cluster import Cluster
 from tests.proofs.conftest import MakeCluster
 from tests.servers import Postgres
 from tests.service.fake_folds import checkpoint
+
+pytestmark = pytest.mark.proof
 
 FILES = [checkpoint(f"source-{number}") for number in range(4)]
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 from typing import Any
 
+import pytest
 from sqlalchemy import delete
 
 from registry.blobs import open_store
@@ -18,6 +19,8 @@ from tests.proofs.forms import choose_seed
 from tests.service.fake_folds import checkpoint
 from tests.service.harness import GRASP, environment
 from tests.worker.waiting import until
+
+pytestmark = pytest.mark.proof
 
 SOURCES = 2
 BITS = 5  # of each blob, one at a time

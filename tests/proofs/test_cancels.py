@@ -15,6 +15,8 @@ from tests.proofs.forms import choose_seed, short_and_long
 from tests.service.fake_folds import chain, checkpoint
 from tests.worker.waiting import until
 
+pytestmark = pytest.mark.proof
+
 MODELS = 4
 SENDERS = 8
 SEED = choose_seed("CANCELS_SEED")

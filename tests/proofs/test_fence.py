@@ -23,6 +23,8 @@ from tests.service.fake_folds import chain, checkpoint
 from tests.service.place import Place
 from tests.worker.waiting import until
 
+pytestmark = pytest.mark.proof
+
 AT_ONCE = 2  # models, and of four workers those that sleep
 LONG_ENOUGH = 150  # ticks of a fold, to be stopped before its end
 THROWN = "result thrown away"

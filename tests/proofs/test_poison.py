@@ -2,12 +2,16 @@
 
 from collections.abc import Iterable
 
+import pytest
+
 from registry.tables import Job
 from tests.proofs.cluster import Cluster
 from tests.proofs.conftest import MakeCluster
 from tests.service.fake_folds import chain, checkpoint
 from tests.service.place import Place, codes
 from tests.worker.waiting import until
+
+pytestmark = pytest.mark.proof
 
 
 def test_a_poison_source_takes_so_many_attempts_and_the_queue_goes_on(

@@ -27,6 +27,8 @@ from tests.servers import Postgres, Redis
 from tests.trained import Digits
 from tests.worker.waiting import until
 
+pytestmark = pytest.mark.proof
+
 REAL_WORKER = (sys.executable, "-m", "worker")
 MERGE = {
     "alignment_batches": 4,

@@ -15,6 +15,8 @@ from tests.servers import Redis
 from tests.service.fake_folds import chain, checkpoint
 from tests.service.place import Place
 
+pytestmark = pytest.mark.proof
+
 MODELS = 2
 SOURCES = 3  # of each model
 LATE_S = 1.5

@@ -18,6 +18,8 @@ from tests.proofs.forms import choose_seed, short_and_long
 from tests.servers import Postgres
 from tests.service.fake_folds import checkpoint
 
+pytestmark = pytest.mark.proof
+
 CALLERS = 6
 MODELS = 4
 BACKLOG = 12  # jobs: more would only wait

@@ -12,6 +12,8 @@ from tests.service.fake_folds import checkpoint
 from tests.service.harness import free_port
 from tests.worker.waiting import until
 
+pytestmark = pytest.mark.proof
+
 MODELS = 3
 WORKERS = 2
 TICKS = 100  # two seconds at least: none is done before the store is gone

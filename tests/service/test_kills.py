@@ -13,6 +13,7 @@ from threading import Event
 
 import httpx
 import psutil
+import pytest
 from sqlalchemy import select
 
 from registry.blobs.collection import collect_blobs, collect_work
@@ -95,6 +96,7 @@ def kill_api(harness: Harness, chance: random.Random) -> None:
     harness.restart_api()
 
 
+@pytest.mark.proof
 def test_thirty_kills_lose_nothing_and_double_nothing(home: Path) -> None:
     print(f"KILLS_SEED={SEED}")
     chance = random.Random(SEED)

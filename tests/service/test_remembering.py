@@ -44,6 +44,7 @@ def archive(folder: Path) -> bytes:
     return content.getvalue()
 
 
+@pytest.mark.proof
 def test_a_killed_fold_ends_in_the_same_weights_and_the_same_state(
     place: Place, tmp_path: Path
 ) -> None:
