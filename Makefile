@@ -93,7 +93,7 @@ prove: $(READY) ## Proofs of what survives faults, on PostgreSQL, Redis and S3 (
 ifdef LONG
 	GRASP_LONG=1 $(PYTEST) -m long --timeout 7200 -o faulthandler_timeout=7500 tests/proofs
 else
-	$(PYTEST) $(PARALLEL) -m "proof and not long" tests/proofs tests/service
+	$(PYTEST) $(PARALLEL) -m "proof and not long"
 endif
 
 .PHONY: bench

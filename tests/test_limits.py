@@ -37,6 +37,7 @@ def test_that_cannot_be_stopped():
 """
 
 
+@pytest.mark.proof
 def test_bad_tests_fail_and_are_cleared_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

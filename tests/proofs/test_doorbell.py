@@ -51,6 +51,7 @@ def restart(redis: Redis, cluster: Cluster) -> None:
     until(lambda: cluster.workers[0].log.read_text().count("Connected to redis") > connections)
 
 
+@pytest.mark.proof
 def test_a_terminated_worker_hands_its_job_to_one_that_is_rung_for(
     only_rings: MakeCluster,
 ) -> None:
@@ -69,6 +70,7 @@ def test_a_terminated_worker_hands_its_job_to_one_that_is_rung_for(
         cluster.client.check_chain(cluster.settings, model, [data])
 
 
+@pytest.mark.proof
 def test_a_cpu_worker_leaves_models_for_the_gpu_alone(only_rings: MakeCluster) -> None:
     with only_rings(workers=1) as cluster:
         [model] = cluster.client.make_models(1)
@@ -83,6 +85,7 @@ def test_a_cpu_worker_leaves_models_for_the_gpu_alone(only_rings: MakeCluster) -
         assert cluster.client.ended(waiting)["status"] == "succeeded"
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(
     ("broken", "said"),
     [("work_folder", "worker started"), ("blob_folder", "the worker cannot begin")],
@@ -98,6 +101,7 @@ def test_a_worker_that_cannot_begin_or_dies_does_not_stay_to_listen(
         assert worker.says(said)
 
 
+@pytest.mark.proof
 def test_the_celery_command_starts_a_worker(only_rings: MakeCluster) -> None:
     with only_rings(workers=0) as cluster, Process(CELERY, cluster.settings) as worker:
         until(lambda: worker.says(" ready."))

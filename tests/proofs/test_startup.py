@@ -89,6 +89,7 @@ def assert_waits(settings: Settings, reason: str) -> None:
     assert ask(settings, "/healthz").status_code == 200
 
 
+@pytest.mark.proof
 def test_migrate_waits_likewise(server: Postgres, settings: Settings) -> None:
     server.create_database("grasp")
     server.stop()
@@ -101,6 +102,7 @@ def test_migrate_waits_likewise(server: Postgres, settings: Settings) -> None:
     database.close()
 
 
+@pytest.mark.proof
 def test_it_ends_in_order_while_it_waits(settings: Settings) -> None:
     with Process(SERVE, settings) as process:  # there is no such database
         until(lambda: process.says("it is waited for"))
@@ -109,6 +111,7 @@ def test_it_ends_in_order_while_it_waits(settings: Settings) -> None:
         assert not process.says("Traceback")
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("fault", ["credentials", "nobody waits"])
 @pytest.mark.parametrize("command", [SERVE, MIGRATE], ids=["serve", "migrate"])
 def test_what_waiting_cannot_mend_ends_it_at_once(

@@ -80,7 +80,7 @@ def endpoint() -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(params=["disk", "s3"])
+@pytest.fixture(params=["disk", pytest.param("s3", marks=pytest.mark.proof)])
 def vault(request: pytest.FixtureRequest, home: Path) -> Iterator[Vault]:
     on_s3 = request.param == "s3"
     bucket = Bucket.make(request.getfixturevalue("endpoint")) if on_s3 else None
