@@ -68,6 +68,14 @@ _model: dict[str, Any] = {
     "image_size": 64,
     "preprocessing": read_options(KIND, "overrides", {"image_size": 64}).model_dump(mode="json"),
     "seed": 0,
+    "learning_rate": {
+        "rate": 0.001,
+        "version": 1,
+        "probe": [
+            {"rate": 5e-5, "step": 100, "val_accuracy": 0.84, "val_log_likelihood": -0.61},
+            {"rate": 0.001, "step": 80, "val_accuracy": 0.91, "val_log_likelihood": -0.33},
+        ],
+    },
     "merge": check_augmentation(parse_config({}), KIND).model_dump(mode="json"),
     "target": TARGET,
     "keep_versions": None,

@@ -28,6 +28,7 @@ from app.fields import (
 from grasp_core.config import MAX_OPTIONS, FoldConfig, Frozen, KindOptions
 from grasp_core.kinds import DEFAULT, Kind, check_augmentation, read_options
 from grasp_core.methods import parse_config
+from grasp_core.report import LearningRate
 from registry.jobs.states import JobKind, JobStatus, ModelStatus, TargetStatus
 from registry.tables import DeviceClass, ProblemKind
 
@@ -260,6 +261,12 @@ class BlobRead(Out):
     size: int
 
 
+class ModelLearningRate(LearningRate):
+    """What `refine.lr: "auto"` means for this model."""
+
+    version: int = Field(description="Whose fold tried them.")
+
+
 class ModelRead(Out):
     id: str
     name: str
@@ -273,6 +280,9 @@ class ModelRead(Out):
     preprocessing: Overrides
     seed: int
     merge: MergeRead
+    learning_rate: ModelLearningRate | None = Field(
+        None, description="What a fold found, for refine.lr auto; null: none did yet."
+    )
     target: str
     keep_versions: int | None
     keep_sources: bool

@@ -116,6 +116,7 @@ def model_fields(model: Model, held: Failure | None = None) -> dict[str, Any]:
         "image_size": model.preprocessing.get("image_size"),
         "preprocessing": model.preprocessing,
         "seed": model.merge["seed"],
+        "learning_rate": model.learning_rate,
         "merge": model.merge,
         "target": model.target_id,
         "keep_versions": model.keep_versions,

@@ -13,15 +13,11 @@ import sys
 
 from grasp_client import Grasp, JobRejected
 
-MERGE = {"blend": 0.5, "refine": {"epochs": 8, "lr": 3e-4}}
-
 
 def main(name: str, target: str, *sources: str) -> None:
     with Grasp() as g:
         g.targets.create(name, target)
-        g.models.create(
-            name, architecture="test_efficientnet", target=name, image_size=32, merge=MERGE
-        )
+        g.models.create(name, architecture="test_efficientnet", target=name, image_size=32)
         for path in sources:
             source = g.sources.push(path, model=name)
             try:

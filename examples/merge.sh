@@ -32,7 +32,7 @@ outcome() {
 
 ask -F name="$name" -F file=@"$target" "$url/targets"
 ask --json '{"name": "'"$name"'", "architecture": "test_efficientnet", "target": "'"$name"'",
-             "image_size": 32, "merge": {"blend": 0.5, "refine": {"epochs": 8, "lr": 3e-4}}}' \
+             "image_size": 32}' \
     "$url/models"
 
 for source; do

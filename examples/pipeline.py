@@ -27,7 +27,6 @@ SPEC = ModelSpec(
     classes=CLASSES,
     preprocessing={"image_size": 32},
 )
-MERGE = {"blend": 0.5, "refine": {"epochs": 4, "lr": 3e-4}, "gate": {"max_drop": 0.1}}
 MONTHS = {
     "january": Scanner(tilt=20, blur=1.5),
     "february": Scanner(tilt=28, fade=0.5),
@@ -57,9 +56,7 @@ def require_model(g: Grasp, digits: Digits, folder: Path) -> None:
         g.models.get(NAME)
     except NotFound:
         g.targets.create(NAME, digits.write(folder / "target.npz", TODAY, seed=0))
-        g.models.create(
-            NAME, architecture=SPEC.architecture, target=NAME, image_size=32, merge=MERGE
-        ).wait()
+        g.models.create(NAME, architecture=SPEC.architecture, target=NAME, image_size=32).wait()
 
 
 def train_on(

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from grasp_client import Model
+    from grasp_client.protocol import LearningRate
 
 models = group("Models: one lineage of merged versions each.")
 
@@ -202,8 +203,18 @@ def _details(session: Session, model: Model) -> Table:
             and f"{accuracy(model.metrics, 'val')} val, {accuracy(model.metrics, 'test')} test",
             "size": model.size and size(model.size),
             "sha256": model.sha256,
+            "learning rate": model.learning_rate and _describe(model.learning_rate),
             "made": age(model.created_at),
         }
+    )
+
+
+def _describe(found: LearningRate) -> str:
+    """It, and what was tried for it."""
+    tried = [f"{each.rate:g} ({each.val_accuracy:.1%})" for each in found.probe]
+    return (
+        f"{found.rate:g}, by validation log-likelihood the best of those that version"
+        f" {found.version} tried (accuracy): {', '.join(tried)}"
     )
 
 

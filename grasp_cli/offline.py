@@ -65,6 +65,7 @@ class Outcome:
 
     def summary(self) -> dict[str, Any]:
         folded = self.folded
+        rate = folded.learning_rate if folded else None
         return {
             "source": str(self.source.given),
             "sha256": self.source.sha256,
@@ -75,6 +76,7 @@ class Outcome:
             if folded
             else None,
             "transferred_share": folded.metrics.transferred_share if folded else None,
+            "learning_rate": rate.rate if rate else None,
         }
 
 
@@ -130,6 +132,7 @@ class OfflineMerge:
     newest: Path | None
     state: Path | None  # what the method remembers of the newest
     version: int  # of the newest; 0: there is none yet
+    learning_rate: float | None = None  # that the first fold has found
     _seen: set[str] = field(default_factory=set)
 
     @classmethod
@@ -186,6 +189,8 @@ class OfflineMerge:
         self._discard(self.newest)
         self._discard(self.state)
         self.newest, self.version = operation.output, operation.version
+        if folded.learning_rate is not None:
+            self.learning_rate = folded.learning_rate.rate
         self.state = operation.state_output if folded.state_sha256 else None
         return Outcome(source, "accepted", operation.version, folded)
 
@@ -194,6 +199,7 @@ class OfflineMerge:
         return FoldSource(
             spec=self.spec,
             config=self.options.config,
+            learning_rate=self.learning_rate,
             version=version,
             source=source.file,
             source_sha256=source.sha256,

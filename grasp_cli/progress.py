@@ -100,7 +100,8 @@ def stage_bar(output: Output, label: str) -> Iterator[ShowStage]:
             if bars.disable and stage != last:
                 output.print_note(f"{label}: {stage}")
             last = stage
-            bars.update(task, completed=fraction, stage=escape(stage), figures=_figures(metrics))
+            where = f"{stage}{_trial(stage, metrics)}"
+            bars.update(task, completed=fraction, stage=escape(where), figures=_figures(metrics))
 
         yield show
 
@@ -109,6 +110,13 @@ def _progress(output: Output, *columns: Any) -> Progress:
     out = console(stderr=True)
     hidden = output.as_json or not out.is_terminal
     return Progress(*columns, console=out, disable=hidden, transient=True)
+
+
+def _trial(stage: str, metrics: Mapping[str, Any]) -> str:
+    """Which of the learning rates that are tried is being tried."""
+    if stage != "refine" or "trials" not in metrics:
+        return ""
+    return f", learning rate {metrics['trial']} of {metrics['trials']}"
 
 
 def _figures(metrics: Mapping[str, Any]) -> str:

@@ -150,6 +150,23 @@ class Blob(BaseModel):
     size: int
 
 
+class ProbedRate(BaseModel):
+    """A learning rate that was tried, and how good the model was at its best."""
+
+    rate: float
+    step: int
+    val_accuracy: float
+    val_log_likelihood: float | None
+
+
+class LearningRate(BaseModel):
+    """What `refine.lr: "auto"` means for a model: the best of those that a fold has tried."""
+
+    rate: float
+    version: int  # that this fold made
+    probe: list[ProbedRate]
+
+
 def sha256_tag(response: httpx.Response) -> str:
     """From the ETag of our server's own answer: it may have sent us on to another one."""
     answer = [*response.history, response][0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from typing import Annotated, Any, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 from pydantic import (
     AfterValidator,
@@ -12,6 +12,9 @@ from pydantic import (
     ConfigDict,
     Field,
     GetJsonSchemaHandler,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
     model_validator,
 )
 from pydantic.json_schema import JsonSchemaValue
@@ -32,7 +35,9 @@ MAX_PATTERNS, MAX_PATTERN = 256, 200
 MAX_OPTIONS = 64  # of a kind
 MAX_WORD = 100  # characters
 # Far beyond what helps, and short of what never ends or fits no memory.
-MAX_EPOCHS, MAX_BATCHES, MAX_BATCH, MAX_RATE, MAX_SEED = 10_000, 10_000, 2**16, 100.0, 2**63 - 1
+MAX_EPOCHS, MAX_STEPS, MAX_BATCHES, MAX_BATCH = 10_000, 10_000_000, 10_000, 2**16
+MAX_RATE, MAX_SEED = 100.0, 2**63 - 1
+LEARNING_RATES = (5e-5, 2e-4, 5e-4, 1e-3, 2e-3)  # that are tried for `auto`
 _NOT_TEXT = re.compile(rf"[{CONTROL}\ud800-\udfff]")  # half a surrogate pair is no character
 
 
@@ -54,6 +59,18 @@ def require_names(names: Collection[str]) -> None:
         if len(require_text(name)) > MAX_CLASS_NAME:
             short = shorten(name, NAME_SHOWN)
             raise ValueError(f"the class name {short!r} is longer than {MAX_CLASS_NAME} characters")
+
+
+def one_message(message: str) -> WrapValidator:
+    """For a union: one thing to say, instead of one for each type that it could have been."""
+
+    def validate(value: object, handler: ValidatorFunctionWrapHandler) -> object:
+        try:
+            return handler(value)
+        except ValidationError as error:
+            raise ValueError(message) from error
+
+    return WrapValidator(validate)
 
 
 ClassName = Annotated[str, AfterValidator(require_text)]
@@ -98,10 +115,28 @@ class Frozen(BaseModel):
 
 
 class RefineConfig(Frozen):
-    """Fine-tuning on the target with AdamW and a cosine schedule."""
+    """Fine-tuning on the target with AdamW, for the larger of so many steps and so many epochs."""
 
-    epochs: int = Field(3, ge=0, le=MAX_EPOCHS, description="0 skips refinement.")
-    lr: float = Field(5e-5, gt=0.0, le=MAX_RATE, description="Learning rate of the first epoch.")
+    steps: int | None = Field(
+        100, ge=0, le=MAX_STEPS, description="At least so many; given alone, just so many."
+    )
+    epochs: int | None = Field(
+        3, ge=0, le=MAX_EPOCHS, description="At least so many; given alone, just so many."
+    )
+    lr: Annotated[
+        Annotated[float, Field(gt=0.0, le=MAX_RATE)] | Literal["auto"],
+        one_message(f"must be a number above 0, at most {MAX_RATE:g}, or auto"),
+    ] = Field(
+        "auto",
+        description="Highest learning rate; auto: a model's first fold tries 5e-5, 2e-4, 5e-4, 1e-3"
+        " and 2e-3, and the best by validation log-likelihood is kept for those that follow.",
+    )
+    schedule: Literal["step", "epoch"] = Field(
+        "step",
+        description="step: a warm-up over the first tenth, a cosine to zero, the best of eleven"
+        " looks by validation log-likelihood; epoch: the paper's, a cosine that falls after each"
+        " epoch, the best epoch by validation accuracy.",
+    )
     weight_decay: float = Field(0.01, ge=0.0, le=MAX_RATE, description="AdamW's.")
     batch_size: int = Field(
         32, ge=1, le=MAX_BATCH, description="Examples per step, and per step of evaluation."
@@ -110,7 +145,7 @@ class RefineConfig(Frozen):
         None,
         ge=1,
         le=MAX_EPOCHS,
-        description="Stop after so many epochs without a better one; None: never.",
+        description="Stop after so many looks at validation without a better one; None: never.",
     )
     freeze: tuple[Annotated[str, Field(max_length=MAX_PATTERN)], ...] = Field(
         (),
@@ -122,6 +157,31 @@ class RefineConfig(Frozen):
         max_length=MAX_OPTIONS,
         description="Random changes to training examples; which there are depends on the kind.",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete(cls, values: Any) -> Any:
+        return {**cls.implied(values), **values} if isinstance(values, Mapping) else values
+
+    @classmethod
+    def implied(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Whoever gives only one of steps and epochs means just that."""
+        match "steps" in values, "epochs" in values:
+            case True, False:
+                return {"epochs": None}
+            case False, True:
+                return {"steps": None}
+        return {}
+
+    @model_validator(mode="after")
+    def _require_end(self) -> Self:
+        if self.steps is None and self.epochs is None:
+            raise ValueError("needs steps or epochs, or both")
+        return self
+
+    def budget(self, steps_per_epoch: int) -> int:
+        """In steps; 0: no refinement."""
+        return max(self.steps or 0, (self.epochs or 0) * steps_per_epoch)
 
 
 class GateConfig(Frozen):
@@ -198,14 +258,20 @@ class FoldConfig(Frozen):
 
     @classmethod
     def implied(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The values of the preset that is given, if one is; what else is given wins."""
-        preset = given.get("preset")
-        return cls.presets.get(preset, {}) if isinstance(preset, str) else {}
+        """What is meant by the values that are given, beside what they say: a preset's values, and
+        those of refinement."""
+        preset, refine = given.get("preset"), given.get("refine")
+        values = cls.presets.get(preset, {}) if isinstance(preset, str) else {}
+        if isinstance(refine, Mapping):
+            return replace_values(values, {"refine": RefineConfig.implied(refine)})
+        return values
 
     @model_validator(mode="before")
     @classmethod
     def _complete(cls, values: Any) -> Any:
-        return {**cls.implied(values), **values} if isinstance(values, Mapping) else values
+        return (
+            replace_values(cls.implied(values), values) if isinstance(values, Mapping) else values
+        )
 
 
 def replace_values(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from grasp_core.methods.declaration import AnyMethod
 from grasp_core.norms import recalibrate
 from grasp_core.progress import ProgressCallback, Recorder
 from grasp_core.provenance import Provenance
-from grasp_core.refinement import BEST_FILE, STATE_FILE, Refined, RefineState, refine
+from grasp_core.refinement import START_FILE, TRIAL, Refined, Start, refine
 from grasp_core.report import FoldReport, MergeReport, MetricsReport, SplitMetrics, Worth
 from grasp_core.runtime import Runtime, deterministic
 from grasp_core.seeds import derive_seed
@@ -48,6 +49,7 @@ def fold(
     state_output: str | Path | None = None,
     source_classes: Sequence[str] | None = None,
     config: FoldConfig | None = None,
+    learning_rate: float | None = None,
     version: int | None = None,
     work_dir: str | Path | None = None,
     progress: ProgressCallback | None = None,
@@ -59,7 +61,10 @@ def fold(
     outputs; without it the names in the file count, and without those the model's own. `version`
     is the number of the new version; without it, one more than `merged` says of itself. A rejected
     fold writes no output; `force` writes it all the same. With a `work_dir`, a fold that was
-    interrupted goes on after its last finished epoch, and ends in the same bytes.
+    interrupted goes on at its last look at validation, and ends in the same bytes.
+
+    `learning_rate` is what an earlier fold of the model has found; where the config says `auto` and
+    there is none, this fold tries some, and reports which was the best.
 
     `base` is what the sources were fine-tuned from, for methods that need it. A method that
     remembers something between folds writes it to `state_output`, together with `output`, and is
@@ -87,14 +92,14 @@ def fold(
             )
             if inputs.state is None:
                 method.require_beginning(first=inputs.merged is None)
-            bench = inputs.workbench(task, config, runtime, recorder, folder)
+            bench = inputs.workbench(task, config, runtime, recorder, folder, learning_rate)
             flaw = find_bad_tensors(inputs.source, inputs.merged, config.gate)
         draft = inputs.draft_report(bench)
         if flaw and not force:
             return draft.model_copy(update={"reason": flaw})
 
         before = _evaluate_before(bench)
-        refined = _merge_and_refine(bench, method, inputs.state)
+        refined = _merge_and_refine(bench, method, inputs.state, learning_rate)
         after = _evaluate_after(bench)
 
         verdict = judge(before.val if before else None, after.val, config.gate)
@@ -174,12 +179,19 @@ class Inputs:
         )
 
     def workbench(
-        self, task: Task, config: FoldConfig, runtime: Runtime, recorder: Recorder, folder: Path
+        self,
+        task: Task,
+        config: FoldConfig,
+        runtime: Runtime,
+        recorder: Recorder,
+        folder: Path,
+        learning_rate: float | None,
     ) -> Workbench:
         lineage = self.lineage
         seed = derive_seed(config.seed, lineage.version, lineage.source)
         read = [file and file.sha256 for file in (self.base, self.state)]
-        identity = (self.spec, config, lineage, self.source_classes, task.fingerprint, *read)
+        about = (self.spec, config, learning_rate, lineage, self.source_classes)
+        identity = (*about, task.fingerprint, *read)
         return Workbench(
             model=build_model(self.spec),
             merged=self.merged,
@@ -252,19 +264,24 @@ def _require_files(
 
 
 def _merge_and_refine(
-    bench: Workbench, method: AnyMethod, state: Mapping[str, Tensor] | None
+    bench: Workbench,
+    method: AnyMethod,
+    state: Mapping[str, Tensor] | None,
+    learning_rate: float | None,
 ) -> Refined:
     """Leave the refined model in the module; what an earlier attempt has done is not done again."""
-    interrupted = RefineState.load(bench)
-    if interrupted is not None:
-        bench.recorder.recall(interrupted.stages)
-        return refine(bench, interrupted.merge, interrupted)
+    start = Start.load(bench)
+    if start is not None:
+        bench.recorder.recall(start.stages)
+        return refine(bench, start, learning_rate)
+    _clear(bench.work_dir)  # of what may have been, not all is left
     merge = _merge(bench, method, state)
-    wanted = bench.config.norm_stats == "recalibrate"
-    if wanted and not merge.adopted and merge.share > 0:
+    if bench.config.norm_stats == "recalibrate" and merge.share > 0:
         with bench.recorder.stage("recalibrate"):
             recalibrate(bench)
-    return refine(bench, merge)
+    start = Start(fold_id=bench.fold_id, merge=merge, stages=tuple(bench.recorder.stages))
+    start.save(bench)
+    return refine(bench, start, learning_rate)
 
 
 def _merge(bench: Workbench, method: AnyMethod, state: Mapping[str, Tensor] | None) -> MergeReport:
@@ -324,9 +341,11 @@ def _describe_refined(refined: Refined) -> dict[str, object]:
         "details": merge.details,
         "transferred_share": merge.share,
         "parameters": merge.parameters,
+        "learning_rate": refined.learning_rate,
         "history": refined.history,
-        "best_epoch": refined.best_epoch,
-        "resumed_from_epoch": refined.resumed_from_epoch,
+        "best_epoch": refined.best and refined.best.epoch,
+        "best_step": refined.best and refined.best.step,
+        "resumed_from_epoch": refined.resumed_from and refined.resumed_from.epoch,
     }
 
 
@@ -369,5 +388,7 @@ def _work_folder(given: str | Path | None) -> Iterator[Path]:
 
 
 def _clear(folder: Path) -> None:
-    for name in (STATE_FILE, BEST_FILE, NEXT_FILE):
+    for name in (START_FILE, NEXT_FILE):
         (folder / name).unlink(missing_ok=True)
+    for trial in folder.glob(f"{TRIAL}*"):
+        shutil.rmtree(trial)

@@ -19,7 +19,7 @@ from grasp_core.config import FoldConfig, Frozen
 from grasp_core.errors import CheckpointError, ConfigError
 from grasp_core.kinds import DEFAULT, find_kind
 from grasp_core.manifest import Manifest
-from grasp_core.report import Figures
+from grasp_core.report import Figures, LearningRate
 from grasp_core.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ class Folded:
     metrics: Figures
     state_sha256: str | None = None  # of what the method remembers; None: nothing
     state_size: int | None = None
+    learning_rate: LearningRate | None = None  # as it was probed; None: it was not
 
 
 Result = TargetSummary | Prepared | Folded
@@ -218,6 +219,7 @@ class FoldSource:
     base: Path | None = None  # what the sources were fine-tuned from, for methods that need it
     state: Path | None = None  # what the method of `merged` remembers; None: nothing
     state_output: Path | None = None  # where it goes, if this method remembers something
+    learning_rate: float | None = None  # that an earlier fold found
     dry_run: bool = False  # only measured: whatever comes of it is not published
     max_decoded_bytes: int = DECODED_BYTES
 
@@ -249,6 +251,7 @@ class FoldSource:
             state_output=self.state_output,
             source_classes=self.source_classes,
             config=self.config,
+            learning_rate=self.learning_rate,
             version=self.version,
             work_dir=self.work_dir,
             progress=progressed,
@@ -256,6 +259,7 @@ class FoldSource:
         return self._folded(result)
 
     def _folded(self, report: FoldReport) -> Folded:
+        rate = report.learning_rate
         state = self.state_output if report.state_sha256 else None
         return Folded(
             report=report.to_json(),
@@ -266,6 +270,7 @@ class FoldSource:
             metrics=report.figures,
             state_sha256=report.state_sha256,
             state_size=state.stat().st_size if state else None,
+            learning_rate=rate if rate and rate.probe else None,
         )
 
 

@@ -89,7 +89,7 @@ class Recorder:
         if self._callback(Progress(self._stage, whole, dict(self._metrics))) == STOP:
             raise FoldStopped(
                 f"stopped in stage {self._stage} at {whole:.0%}",
-                hint="fold again with the same work_dir to go on from the last finished epoch",
+                hint="fold again with the same work_dir to go on from the last look at validation",
             )
 
 

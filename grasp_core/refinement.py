@@ -1,118 +1,239 @@
-"""Fine-tune on the target, keep the best epoch, survive an interruption anywhere."""
+"""Fine-tune on the target, keep the best of some looks at validation, survive any interruption.
+
+Each learning rate that is tried is a trial in a folder of its own. All of them begin with the same
+weights, and one that was interrupted goes on at its last look.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from fnmatch import fnmatch
+from itertools import count, islice
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
 from grasp_core.checkpoints import Checkpoint, open_sealed, write_sealed
-from grasp_core.config import Frozen
+from grasp_core.config import LEARNING_RATES, Frozen
 from grasp_core.errors import CheckpointError
 from grasp_core.evaluation import evaluate
 from grasp_core.gradients import micro_batches
-from grasp_core.report import EpochRecord, MergeReport, StageRecord
+from grasp_core.report import LearningRate, Look, MergeReport, ProbedRate, StageRecord
+from grasp_core.schedule import Schedule
 from grasp_core.seeds import derive_seed
 from grasp_core.state import kept_state
 from grasp_core.tasks import Batch
 from grasp_core.workbench import Workbench
 
+START_FILE = "start.safetensors"
 STATE_FILE = "state.safetensors"
 BEST_FILE = "best.safetensors"
+TRIAL = "trial"  # and its number: its folder
 TICK_STEPS = 10  # reading the loss waits for the device, so not at every step
-MOMENTS = ("exp_avg", "exp_avg_sq")
+MODEL, MOMENTS = "model/", ("exp_avg", "exp_avg_sq")  # prefixes of what a state holds
 
 
-class RefineState(Frozen):
-    """All that the next epoch depends on besides the tensors, which lie in the same file."""
+class Start(Frozen):
+    """What a method merged. The weights with which every trial begins lie in the same file."""
 
     fold_id: str
     merge: MergeReport
     stages: tuple[StageRecord, ...] = ()
-    history: tuple[EpochRecord, ...] = ()
-    steps: int = 0
-    scaler: dict[str, float] = {}  # of float16 losses; empty for other formats
-
-    @property
-    def best(self) -> EpochRecord | None:
-        """The first epoch with the highest validation accuracy."""
-        return max(self.history, key=lambda e: e.val_accuracy, default=None)
 
     @classmethod
-    def load(cls, bench: Workbench) -> RefineState | None:
-        """What an earlier attempt at the very same fold has left, if it finished an epoch."""
+    def load(cls, bench: Workbench) -> Start | None:
+        """What an earlier attempt at the very same fold has left, if it came so far."""
         try:
-            saved = open_sealed(bench.work_dir / STATE_FILE)
-            open_sealed(bench.work_dir / BEST_FILE)
-            state = cls.model_validate_json(saved.metadata.get("state", ""))
-            kept_state(bench.work_dir, state.merge.state_sha256)
+            saved = open_sealed(bench.work_dir / START_FILE)
+            start = cls.model_validate_json(saved.metadata.get("start", ""))
+            kept_state(bench.work_dir, start.merge.state_sha256)
         except (CheckpointError, ValidationError):
             return None  # nothing there, or nothing that could be gone on with
-        return state if state.fold_id == bench.fold_id else None
+        return start if start.fold_id == bench.fold_id else None
+
+    def save(self, bench: Workbench) -> None:
+        """With the weights that the module has."""
+        metadata = {"start": self.model_dump_json()}
+        write_sealed(bench.work_dir / START_FILE, bench.model.state_dict(), metadata)
+
+
+class TrialState(Frozen):
+    """How far a trial is: all that its next step depends on besides the tensors, which lie in the
+    same file."""
+
+    fold_id: str
+    rate: float
+    history: tuple[Look, ...] = ()
+    scaler: dict[str, float] = {}  # of float16 losses; empty for other formats
 
 
 class Refined(Frozen):
     """What was merged, and how its refinement went."""
 
     merge: MergeReport
-    history: tuple[EpochRecord, ...] = ()
-    best_epoch: int | None = None
-    resumed_from_epoch: int | None = None
+    history: tuple[Look, ...] = ()
+    best: Look | None = None
+    resumed_from: Look | None = None
+    learning_rate: LearningRate | None = None
 
 
-def refine(bench: Workbench, merge: MergeReport, interrupted: RefineState | None = None) -> Refined:
-    """Fine-tune the module and leave it with the weights of its best epoch, as a mapped file."""
-    state = interrupted or RefineState(
-        fold_id=bench.fold_id, merge=merge, stages=tuple(bench.recorder.stages)
-    )
-    if bench.config.refine.epochs > 0:
-        with bench.recorder.stage("refine"):
-            state = _run_epochs(bench, state)
-            bench.load(Checkpoint(bench.work_dir / BEST_FILE))
+def refine(bench: Workbench, start: Start, known_rate: float | None = None) -> Refined:
+    """Fine-tune the module and leave it with the weights of its best look, as a mapped file.
+
+    Where the rate is `auto` and none is known, several are tried, and the best is taken.
+    """
+    config = bench.config.refine
+    schedule = Schedule(config, bench.task.training_steps(config.batch_size))
+    if schedule.steps == 0:
+        bench.load(Checkpoint(bench.work_dir / START_FILE))
+        return Refined(merge=start.merge)
+    rates = _choose_rates(bench, known_rate)
+    trials = [Trial(bench, schedule, n, len(rates), rate) for n, rate in enumerate(rates, 1)]
+    with bench.recorder.stage("refine"):
+        for trial in trials:
+            trial.run()
+        winner = max(trials, key=lambda trial: _or_worst(trial.best.val_log_likelihood))
+        bench.load(Checkpoint(winner.best_file))
+    probe = tuple(trial.describe() for trial in trials) if len(trials) > 1 else ()
     return Refined(
-        merge=merge,
-        history=state.history,
-        best_epoch=state.best.epoch if state.best else None,
-        resumed_from_epoch=len(interrupted.history) if interrupted else None,
+        merge=start.merge,
+        history=winner.history,
+        best=winner.best,
+        resumed_from=next((trial.resumed_from for trial in trials if trial.resumed_from), None),
+        learning_rate=LearningRate(rate=winner.rate, probe=probe),
     )
 
 
-def _run_epochs(bench: Workbench, state: RefineState) -> RefineState:
-    trainer = Trainer.restored(bench, state) if state.history else Trainer(bench)
-    while not _finished(bench, state):
-        record = trainer.run_epoch(len(state.history) + 1)
-        state = trainer.advanced(state, record)
-        if state.best is record:
-            write_sealed(bench.work_dir / BEST_FILE, bench.model.state_dict(), {})
-        trainer.save(bench.work_dir / STATE_FILE, state)
-    return state
+def _choose_rates(bench: Workbench, known: float | None) -> tuple[float, ...]:
+    rate = bench.config.refine.lr
+    if rate != "auto":
+        return (rate,)
+    return LEARNING_RATES if known is None else (known,)
 
 
-def _finished(bench: Workbench, state: RefineState) -> bool:
-    config, done = bench.config.refine, len(state.history)
-    if done >= config.epochs:
-        return True
-    if config.patience is None or state.best is None:
-        return False
-    return done - state.best.epoch >= config.patience
+def _or_worst(value: float | None) -> float:
+    return -math.inf if value is None else value
+
+
+class Trial:
+    """Refinement with one learning rate."""
+
+    def __init__(
+        self, bench: Workbench, schedule: Schedule, number: int, count: int, rate: float
+    ) -> None:
+        self.rate = rate
+        self.folder = bench.work_dir / f"{TRIAL}{number}"
+        self.resumed_from: Look | None = None
+        self._bench, self._schedule = bench, schedule
+        self._start_file = bench.work_dir / START_FILE
+        self._number, self._count = number, count
+        self._state = TrialState(fold_id=bench.fold_id, rate=rate)
+
+    @property
+    def history(self) -> tuple[Look, ...]:
+        return self._state.history
+
+    @property
+    def best(self) -> Look:
+        """The first of the best looks."""
+        field = self._schedule.criterion
+        return max(self.history, key=lambda look: _or_worst(getattr(look, field)))
+
+    @property
+    def best_file(self) -> Path:
+        return self._start_file if self.best.step == 0 else self.folder / BEST_FILE
+
+    def describe(self) -> ProbedRate:
+        return ProbedRate(
+            rate=self.rate,
+            step=self.best.step,
+            val_accuracy=self.best.val_accuracy,
+            val_log_likelihood=self.best.val_log_likelihood,
+        )
+
+    def run(self) -> None:
+        """To its end, from where an earlier attempt was, if there was one."""
+        self.folder.mkdir(exist_ok=True)
+        self._recall()
+        if self._is_over():
+            return
+        if self.history:
+            self.resumed_from = self.history[-1]
+        trainer = Trainer(self._bench, self._schedule, self._state, self._saved(), self._tick)
+        for step in self._schedule.looks[len(self.history) :]:
+            look = trainer.advance(step)
+            update = {"history": (*self.history, look), "scaler": trainer.scaler.state_dict()}
+            self._state = self._state.model_copy(update=update)
+            if self.best is look and step > 0:
+                write_sealed(self.folder / BEST_FILE, trainer.model.state_dict(), {})
+            # At both ends there is nothing to go on from that does not lie beside it.
+            tensors = {} if step == 0 or self._is_over() else trainer.tensors()
+            metadata = {"trial": self._state.model_dump_json()}
+            write_sealed(self.folder / STATE_FILE, tensors, metadata)
+            if self._is_over():
+                break
+
+    def _saved(self) -> Checkpoint:
+        """Where the tensors of the newest look lie."""
+        begun = bool(self.history) and self.history[-1].step > 0
+        return Checkpoint(self.folder / STATE_FILE if begun else self._start_file)
+
+    def _recall(self) -> None:
+        """What an earlier attempt at the very same trial has left, if it is whole."""
+        before = self._state
+        try:
+            saved = open_sealed(self.folder / STATE_FILE)
+            state = TrialState.model_validate_json(saved.metadata.get("trial", ""))
+            if (state.fold_id, state.rate) == (before.fold_id, before.rate):
+                self._state = state
+                open_sealed(self.best_file)
+        except (CheckpointError, ValidationError):
+            self._state = before
+
+    def _is_over(self) -> bool:
+        if not self.history:
+            return False
+        patience = self._bench.config.refine.patience
+        since_best = len(self.history) - 1 - self.history.index(self.best)
+        out_of_patience = patience is not None and since_best >= patience
+        return out_of_patience or self.history[-1].step == self._schedule.steps
+
+    def _tick(self, step: int, **metrics: float) -> None:
+        if self._count > 1:
+            metrics |= {"trial": self._number, "trials": self._count}
+        share = (self._number - 1 + step / self._schedule.steps) / self._count
+        self._bench.recorder.tick(share, step=step, steps=self._schedule.steps, **metrics)
+
+
+class Tick(Protocol):
+    """Hears of steps that were made."""
+
+    def __call__(self, step: int, **metrics: float) -> None: ...
 
 
 class Trainer:
-    """AdamW on the module, one epoch at a time; every epoch has a seed of its own."""
+    """AdamW on the module, from look to look, each of which has a seed of its own."""
 
-    def __init__(self, bench: Workbench) -> None:
-        self.bench = bench
+    def __init__(
+        self, bench: Workbench, schedule: Schedule, state: TrialState, saved: Checkpoint, tick: Tick
+    ) -> None:
+        """As it was when it had come as far as `state`, whose tensors are `saved`."""
+        self.bench, self.schedule, self.tick = bench, schedule, tick
+        self.steps = state.history[-1].step if state.history else 0
+        self.rate = state.rate
+        prefix = MODEL if self.steps > 0 else ""
+        bench.load({name: saved[prefix + name].clone() for name in bench.model.state_dict()})
         self.model = bench.runtime.lay_out(bench.model)
         self.frozen = _freeze(self.model, bench.config.refine.freeze)
         self.forward = bench.runtime.compiled(self.model)
         device = bench.runtime.device.type
         self.optimizer = torch.optim.AdamW(
             [p for p in self.model.parameters() if p.requires_grad],
-            lr=bench.config.refine.lr,
+            lr=state.rate,
             weight_decay=bench.config.refine.weight_decay,
             fused=device in ("cpu", "cuda"),
         )
@@ -120,39 +241,49 @@ class Trainer:
         self.scaler = torch.amp.GradScaler(
             device, enabled=bench.runtime.autocast_dtype == torch.float16
         )
-        self.steps = 0
+        if self.steps > 0:
+            self._restore_optimizer(state, saved)
+        self.batches = self._batches()
 
-    def run_epoch(self, epoch: int) -> EpochRecord:
+    def advance(self, step: int) -> Look:
+        """Train until so many steps are done, and look at validation."""
         bench, config = self.bench, self.bench.config.refine
-        lr = config.lr * (1 + math.cos(math.pi * (epoch - 1) / config.epochs)) / 2
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        loss = self._train(epoch)
+        loss = self._train(step) if step > self.steps else None
         metrics = evaluate(self.forward, bench.task, "val", bench.runtime, config.batch_size)
-        bench.recorder.tick(epoch / config.epochs, val_accuracy=metrics.accuracy)
-        return EpochRecord(
-            epoch=epoch,
-            lr=lr,
+        self.tick(self.steps, val_accuracy=metrics.accuracy)
+        return Look(
+            step=step,
+            epoch=step / self.schedule.steps_per_epoch,
+            lr=self.rate * self.schedule.factor(max(step - 1, 0)),
             train_loss=loss,
             val_accuracy=metrics.accuracy,
             val_log_likelihood=metrics.log_likelihood,
         )
 
-    def _train(self, epoch: int) -> float:
-        """One pass over the train split; returns its mean loss."""
-        bench, config = self.bench, self.bench.config.refine
-        seed = derive_seed(bench.seed, "refine", epoch)
-        torch.manual_seed(seed)
+    def _train(self, look: int) -> float:
+        """Up to the next look; returns the mean loss."""
+        torch.manual_seed(derive_seed(self.bench.seed, "refine", self.schedule.part(look)))
         _train_mode(self.model, self.frozen)
-        total = torch.zeros((), device=bench.runtime.device)
-        steps = bench.task.training_steps(config.batch_size)
-        batches = bench.task.training_batches(config.batch_size, seed, config.augmentation)
-        for step, batch in enumerate(batches):
-            total += self._step(bench.runtime.place(batch))
-            if step % TICK_STEPS == 0:
-                fraction = (epoch - 1 + step / steps) / config.epochs
-                bench.recorder.tick(fraction, epoch=epoch, loss=float(total) / (step + 1))
+        total = torch.zeros((), device=self.bench.runtime.device)
+        steps = look - self.steps
+        for done, batch in enumerate(islice(self.batches, steps), 1):
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.rate * self.schedule.factor(self.steps)
+            total += self._step(self.bench.runtime.place(batch))
+            if (done - 1) % TICK_STEPS == 0:
+                epoch = 1 + (self.steps - 1) // self.schedule.steps_per_epoch
+                self.tick(self.steps, epoch=epoch, loss=float(total) / done)
         return float(total) / steps
+
+    def _batches(self) -> Iterator[Batch]:
+        """From the present step on, epoch after epoch, without end."""
+        config, length = self.bench.config.refine, self.schedule.steps_per_epoch
+        epochs, skipped = divmod(self.steps, length)
+        for epoch in count(epochs + 1):
+            seed = derive_seed(self.bench.seed, "refine", epoch)
+            batches = self.bench.task.training_batches(config.batch_size, seed, config.augmentation)
+            yield from islice(batches, skipped, length)
+            skipped = 0
 
     def _step(self, batch: Batch) -> Tensor:
         loss = torch.zeros((), device=self.bench.runtime.device)
@@ -167,41 +298,23 @@ class Trainer:
         self.steps += 1
         return loss
 
-    def advanced(self, state: RefineState, record: EpochRecord) -> RefineState:
-        """The state after one more epoch."""
-        return state.model_copy(
-            update={
-                "history": (*state.history, record),
-                "steps": self.steps,
-                "scaler": self.scaler.state_dict(),
-            }
-        )
-
-    def save(self, path: Path, state: RefineState) -> None:
-        """Weights, moments and state in one file, replaced atomically."""
-        tensors = {f"model/{name}": tensor for name, tensor in self.model.state_dict().items()}
+    def tensors(self) -> dict[str, Tensor]:
+        """Weights and moments."""
+        tensors = {f"{MODEL}{name}": tensor for name, tensor in self.model.state_dict().items()}
         for name, parameter in self.model.named_parameters():
             for moment in MOMENTS:
                 if parameter in self.optimizer.state:
                     tensors[f"{moment}/{name}"] = self.optimizer.state[parameter][moment]
-        write_sealed(path, tensors, {"state": state.model_dump_json()})
+        return tensors
 
-    @classmethod
-    def restored(cls, bench: Workbench, state: RefineState) -> Trainer:
-        """A trainer as it was when it saved `state`."""
-        saved = Checkpoint(bench.work_dir / STATE_FILE)
-        own = {name: saved[f"model/{name}"].clone() for name in bench.model.state_dict()}
-        bench.load(own)
-        trainer = cls(bench)
-        trainer.steps = state.steps
-        trainer.scaler.load_state_dict(state.scaler)
-        for name, parameter in trainer.model.named_parameters():
+    def _restore_optimizer(self, state: TrialState, saved: Checkpoint) -> None:
+        self.scaler.load_state_dict(state.scaler)
+        for name, parameter in self.model.named_parameters():
             if f"{MOMENTS[0]}/{name}" in saved:
-                trainer.optimizer.state[parameter] = {
-                    "step": torch.tensor(float(state.steps), device=parameter.device),
+                self.optimizer.state[parameter] = {
+                    "step": torch.tensor(float(self.steps), device=parameter.device),
                     **{m: _like(parameter, saved[f"{m}/{name}"]) for m in MOMENTS},
                 }
-        return trainer
 
 
 def _like(parameter: Tensor, saved: Tensor) -> Tensor:

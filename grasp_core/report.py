@@ -132,14 +132,31 @@ class MergeReport(Record):
         return sum(p.size * float(p.transferred) for p in self.parameters) / total
 
 
-class EpochRecord(Record):
-    """One epoch of refinement."""
+class Look(Record):
+    """What refinement saw of the validation split."""
 
-    epoch: int  # from 1
-    lr: float
-    train_loss: float
+    step: int = 0  # after so many; a release that counted only epochs did not say
+    epoch: float  # after so many
+    lr: float  # of the newest step
+    train_loss: float | None  # mean since the look before; None: before the first step
     val_accuracy: float
     val_log_likelihood: float | None
+
+
+class ProbedRate(Record):
+    """A learning rate that was tried, at its best look."""
+
+    rate: float
+    step: int
+    val_accuracy: float
+    val_log_likelihood: float | None
+
+
+class LearningRate(Record):
+    """That of a refinement, and how it was chosen."""
+
+    rate: float
+    probe: tuple[ProbedRate, ...] = ()  # empty: it was given, or known from an earlier fold
 
 
 class StageRecord(Record):
@@ -181,9 +198,11 @@ class FoldReport(Record):
     details: dict[str, JsonValue] = {}  # of the method's own
     transferred_share: float | None = None
     parameters: tuple[ParameterReport, ...] = ()
-    history: tuple[EpochRecord, ...] = ()
-    best_epoch: int | None = None
-    resumed_from_epoch: int | None = None
+    learning_rate: LearningRate | None = None  # None: no refinement, or of an older release
+    history: tuple[Look, ...] = ()
+    best_epoch: float | None = None
+    best_step: int | None = None
+    resumed_from_epoch: float | None = None
     provenance: Provenance = Provenance()
     warnings: tuple[str, ...] = ()
     stages: tuple[StageRecord, ...] = ()

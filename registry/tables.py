@@ -138,6 +138,7 @@ class Model(Base):
     class_count: Mapped[int | None] = query_expression()  # in lists: registry/briefs.py
     preprocessing: Mapped[Json]  # what the user replaces of the architecture's own
     merge: Mapped[Json]  # grasp_core.config.FoldConfig
+    learning_rate: Mapped[Json | None]  # grasp_core.report.LearningRate, and of which version
     target_id: Mapped[str] = mapped_column(ForeignKey("targets.id"), index=True)
     status: Mapped[ModelStatus]
     version: Mapped[int | None]  # the newest; None until something is merged

@@ -28,6 +28,7 @@ class FoldResult:
     blob: Blob | None  # None: rejected
     reason: str | None = None
     state: Blob | None = None  # what the method remembers
+    learning_rate: dict[str, Any] | None = None  # as it was probed; None: it was not
 
 
 def publish(session: Session, lease: Lease, result: FoldResult, now: datetime) -> int:
@@ -55,6 +56,8 @@ def publish(session: Session, lease: Lease, result: FoldResult, now: datetime) -
             created_at=now,
         )
     )
+    if result.learning_rate is not None:
+        model.learning_rate = result.learning_rate | {"version": number}
     _let_go(session, model, job)
     ended = {"version": number, "report": result.report, "metrics": result.metrics}
     close(session, lease, "succeeded", now, **ended)

@@ -114,6 +114,7 @@ def read_job(session: Session, lease: Lease, settings: Settings) -> JobSpec:
         output=folder / OUTPUT,
         state_output=folder / STATE_OUTPUT,
         dry_run=job.kind == "dry_run",
+        learning_rate=model.learning_rate["rate"] if model.learning_rate else None,
         **decoded,
     )
     shared = model_inputs(session, model)
@@ -152,6 +153,7 @@ def _record_fold(
     stored: Stored,
     now: datetime,
 ) -> None:
+    rate = folded.learning_rate
     result = FoldResult(
         base=operation.version - 1 or None,
         report=folded.report,
@@ -159,6 +161,7 @@ def _record_fold(
         blob=stored.weights,
         reason=folded.reason,
         state=stored.state,
+        learning_rate=rate.model_dump(mode="json") if rate else None,
     )
     if operation.dry_run:
         record_trial(session, lease, result, now)

@@ -39,6 +39,11 @@ def decimal(value: float | None, digits: int = 3) -> str:
     return "–" if value is None else f"{value:.{digits}f}".replace("-", MINUS)
 
 
+def rate(value: float) -> str:
+    """With the digits that it has, and no more."""
+    return f"{value:g}"
+
+
 def size(count: int | None) -> str:
     if count is None:
         return "–"
@@ -78,5 +83,5 @@ def count(number: int, noun: str, plural: str | None = None) -> str:
 
 FILTERS = {
     filter_.__name__: filter_
-    for filter_ in (percent, progress, change, trend, decimal, size, duration, ago, count)
+    for filter_ in (percent, progress, change, trend, decimal, rate, size, duration, ago, count)
 }

@@ -25,7 +25,7 @@ from app.charts import (
 from app.charts.provenance import OTHERS, Row
 from app.pages.formatting import decimal, percent
 from grasp_core.methods import METHODS, all_stages
-from grasp_core.report import FoldReport, Metrics, SplitMetrics
+from grasp_core.report import FoldReport, Look, Metrics, SplitMetrics
 from registry.tables import Job, Source
 
 MEASURES: tuple[tuple[str, str], ...] = (
@@ -216,23 +216,31 @@ def _cell(count: int, row: Sequence[int], right: bool) -> Cell:
 def _loss(report: FoldReport) -> Markup | None:
     if not report.history:
         return None
-    losses = Series("training loss", [epoch.train_loss for epoch in report.history], 6)
-    at = [epoch.epoch for epoch in report.history]
-    return line_chart("Training loss of each epoch", "epoch", at, [losses], format_value=decimal)
+    looks = [look for look in report.history if look.train_loss is not None]
+    losses = Series("training loss", [look.train_loss for look in looks], 6)
+    x_name, at = _places(looks)
+    return line_chart("Training loss", x_name, at, [losses], format_value=decimal)
 
 
 def _refinement(report: FoldReport) -> Markup | None:
-    """Epoch 0 is the model as it was before the fold."""
     if not report.history:
         return None
-    before = report.metrics.before
-    start = [(0, before.val.accuracy)] if before else []
-    points = start + [(epoch.epoch, epoch.val_accuracy) for epoch in report.history]
-    at = [epoch for epoch, _ in points]
-    line = Series("validation accuracy", [accuracy for _, accuracy in points], 0)
-    others = set(at) - {report.best_epoch}
-    title = "Validation accuracy after each epoch"
-    return line_chart(title, "epoch", at, [line], format_value=percent, shares=True, hollow=others)
+    x_name, at = _places(report.history)
+    line = Series("validation accuracy", [look.val_accuracy for look in report.history], 0)
+    others = {
+        place
+        for place, look in zip(at, report.history, strict=True)
+        if look.epoch != report.best_epoch
+    }
+    title = "Validation accuracy during refinement"
+    return line_chart(title, x_name, at, [line], format_value=percent, shares=True, hollow=others)
+
+
+def _places(looks: Sequence[Look]) -> tuple[str, list[int]]:
+    """Where in refinement they were; an older release counted epochs."""
+    if any(look.step for look in looks):
+        return "step", [look.step for look in looks]
+    return "epoch", [round(look.epoch) for look in looks]
 
 
 def _stages(report: FoldReport) -> list[StageRow]:

@@ -31,7 +31,7 @@ from app.serializers import model_fields, serialize_job, serialize_model, serial
 from app.service import Service, ServiceDep
 from grasp_core.config import FoldConfig, Frozen
 from grasp_core.kinds import Kind, check_augmentation, find_kind
-from grasp_core.methods import METHODS
+from grasp_core.methods import METHODS, asks_for_probe
 from registry.blobs.base import Blob
 from registry.errors import Unusable
 from registry.jobs.queue import lock_queue
@@ -241,7 +241,10 @@ def update_model(
     service: ServiceDep,
     caller: CallerDep,
 ) -> ModelInfo:
-    """What is not given stays as it is, also inside `merge`. A running fold is not disturbed."""
+    """What is not given stays as it is, also inside `merge`. A running fold is not disturbed.
+
+    `merge.refine.lr: "auto"` lets the next fold try learning rates again.
+    """
     given = changes.model_fields_set
     with service.database.write() as session:
         row = find_named(session, Model, caller.owner, model)
@@ -251,6 +254,8 @@ def update_model(
             rename(session, row, changes.name)
         if changes.merge is not None:
             row.merge = _checked_merge(session, row, changes.merge)
+            if asks_for_probe(changes.merge):
+                row.learning_rate = None
         if changes.keep_sources is not None:
             row.keep_sources = changes.keep_sources
         if "queue" in given:

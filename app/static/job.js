@@ -54,12 +54,13 @@ function showStage(stage) {
   field("stage", words ?? "waiting for a worker");
 }
 
-function showMetrics({ losses, loss, epoch, val_accuracy: accuracy }) {
+function showMetrics({ losses, loss, step, steps, trial, trials, val_accuracy: accuracy }) {
   const figure = region.querySelector("figure.live");
   if (!figure || !losses) return;
   figure.hidden = false;
   field("loss", loss?.toFixed(3) ?? "–");
-  field("epoch", epoch ?? "–");
+  field("step", step === undefined ? "–" : `${step} of ${steps}`);
+  field("trial", trials ? `learning rate ${trial} of ${trials}` : "");
   field("val_accuracy", accuracy === undefined ? "–" : percent(accuracy, 1));
   figure.querySelector("polyline").setAttribute("points", curve(losses));
 }

@@ -66,10 +66,10 @@ if (document.querySelector('[data-live="poll"]')) keepFresh();
 document.addEventListener("click", async (event) => {
   const button = event.target.closest("[data-post]");
   if (!button || (button.dataset.confirm && !(await confirmed(button.dataset)))) return;
-  const { post: path, body, done, then } = button.dataset;
+  const { method = "POST", post: path, body, done, then } = button.dataset;
   button.disabled = true;
   try {
-    await send("POST", path, body && JSON.parse(body));
+    await send(method, path, body && JSON.parse(body));
     if (then) {
       location.assign(then);
     } else {

@@ -128,7 +128,14 @@ class Demo:
 
     def _fine_tune(self, name: str, weights: Path) -> float:
         with self._bar(f"{name} on the target alone", "fine-tune") as progress:
-            return self.experiment.fine_tune(weights, len(self.results), progress)
+            return self.experiment.fine_tune(weights, len(self.results), self._rate(), progress)
+
+    def _rate(self) -> float:
+        """The learning rate that the first fold has found."""
+        from grasp_core.config import LEARNING_RATES
+
+        found = self.session.grasp.models.get(self.name).learning_rate
+        return found.rate if found else LEARNING_RATES[0]  # none was accepted
 
     @property
     def best(self) -> SourceResult:

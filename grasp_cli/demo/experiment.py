@@ -62,10 +62,10 @@ class Sizes:
     val: int = 10
     ancestor_epochs: int = 20
     source_epochs: int = 12
-    refine_epochs: int = 8
+    steps: int | None = None  # of a refinement; None: as many as are usual
 
 
-QUICK = Sizes(60, 60, 220, ancestor_epochs=1, source_epochs=1, refine_epochs=1)
+QUICK = Sizes(60, 60, 220, ancestor_epochs=1, source_epochs=1, steps=5)
 
 
 @dataclass(frozen=True)
@@ -82,18 +82,9 @@ class Experiment:
 
     @property
     def merge(self) -> dict[str, Any]:
-        """The parameters of all folds: what so small a model and so little data ask for."""
-        return {
-            "tau": 0.0,  # all that agrees …
-            "blend": 0.5,  # … meets halfway: each source is one of several equals
-            "refine": {
-                "epochs": self.sizes.refine_epochs,
-                "lr": 3e-4,
-                "batch_size": 16,
-                "augmentation": dict(UPRIGHT),
-            },
-            "gate": {"max_drop": 0.05, "max_class_drop": 0.3},  # of 100 digits, 10 of each class
-        }
+        """The parameters of all folds: the defaults, but for what digits do not bear."""
+        budget = {} if self.sizes.steps is None else {"steps": self.sizes.steps}
+        return {"refine": {"augmentation": dict(UPRIGHT), **budget}}
 
     @cached_property
     def target(self) -> Path:
@@ -127,11 +118,12 @@ class Experiment:
         """How often a model is right on the target's test split."""
         return test_accuracy(SPEC, weights, self._target_task)
 
-    def fine_tune(self, weights: Path, folds: int, progress: OnBatch) -> float:
-        """What the target alone makes of a model: its test accuracy after as many epochs as so
-        many folds have."""
+    def fine_tune(self, weights: Path, folds: int, rate: float, progress: OnBatch) -> float:
+        """What the target alone makes of a model: its test accuracy after as many steps as so many
+        folds have, at their learning rate."""
         config = GraspConfig.model_validate(self.merge)
-        refine = config.refine.model_copy(update={"epochs": folds * self.sizes.refine_epochs})
+        per_fold = config.refine.budget(self._target_task.training_steps(config.refine.batch_size))
+        refine = config.refine.model_copy(update={"steps": folds * per_fold, "lr": rate})
 
         def show(step: Progress) -> None:
             progress(step.fraction, step.metrics.get("loss", 0.0))

@@ -13,7 +13,7 @@ from grasp_client._async.downloads import AsyncDownload
 from grasp_client._async.jobs import AsyncJob, AsyncJobHandle
 from grasp_client._async.records import AsyncCollection, AsyncRecord
 from grasp_client.files import Progress, existing_file, form, sha256_of
-from grasp_client.protocol import Blob, JobProblem, given, path
+from grasp_client.protocol import Blob, JobProblem, LearningRate, given, path
 
 
 class AsyncModel(AsyncRecord):
@@ -31,6 +31,7 @@ class AsyncModel(AsyncRecord):
     preprocessing: dict[str, Any]
     seed: int
     merge: dict[str, Any]
+    learning_rate: LearningRate | None = None  # None: no fold has looked for one
     target: str
     keep_versions: int | None
     keep_sources: bool

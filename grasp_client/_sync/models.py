@@ -14,7 +14,7 @@ from grasp_client._sync.downloads import Download
 from grasp_client._sync.jobs import Job, JobHandle
 from grasp_client._sync.records import Collection, Record
 from grasp_client.files import Progress, existing_file, form, sha256_of
-from grasp_client.protocol import Blob, JobProblem, given, path
+from grasp_client.protocol import Blob, JobProblem, LearningRate, given, path
 
 
 class Model(Record):
@@ -32,6 +32,7 @@ class Model(Record):
     preprocessing: dict[str, Any]
     seed: int
     merge: dict[str, Any]
+    learning_rate: LearningRate | None = None  # None: no fold has looked for one
     target: str
     keep_versions: int | None
     keep_sources: bool

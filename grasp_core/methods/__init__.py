@@ -58,6 +58,12 @@ def change_config(values: Mapping[str, Any], changes: Mapping[str, Any]) -> Fold
     return parse_config(replace_values(replace_values(values, implied), changes))
 
 
+def asks_for_probe(changes: Mapping[str, Any]) -> bool:
+    """Whether they say that the learning rate shall be found out, also where it has been."""
+    refine = changes.get("refine")
+    return isinstance(refine, Mapping) and refine.get("lr") == "auto"
+
+
 def all_stages() -> tuple[Stage, ...]:
     """Those of every fold, and those that methods add."""
     return tuple(dict.fromkeys(s for method in METHODS.values() for s in method.all_stages))

@@ -21,11 +21,11 @@ with several batches) where two models with two sets of gradients would be the n
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, field_validator
+from pydantic import Field
 
-from grasp_core.config import FoldConfig, Fraction
+from grasp_core.config import FoldConfig, Fraction, one_message
 from grasp_core.methods.declaration import Advice, Method, Needs, Score, Stage
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "source_mode": "eval",
         "norm_stats": "keep",
         "epsilon": 1e-8,
+        "refine": {"schedule": "epoch", "steps": None, "epochs": 3, "lr": 5e-5},
     },
 }
 
@@ -66,7 +67,9 @@ class GraspConfig(FoldConfig):
     preset: Literal["paper"] | None = Field(
         None, description="Start from a named set of values; what is given explicitly wins."
     )
-    tau: Fraction | Literal["auto"] = Field(
+    tau: Annotated[
+        Fraction | Literal["auto"], one_message("must be a number from 0 to 1, or auto")
+    ] = Field(
         "auto",
         description="Transfer where alignment is above this; auto: where the alignments part best,"
         " at most 0.3.",
@@ -83,15 +86,6 @@ class GraspConfig(FoldConfig):
         " or recalibrate them on the target after the transfer.",
     )
     epsilon: float = Field(0.0, ge=0.0, description="Added to the cosine's denominator.")
-
-    @field_validator("tau", mode="wrap")
-    @classmethod
-    def _number_or_auto(cls, value: object, validate: ValidatorFunctionWrapHandler) -> object:
-        """One message, instead of one for each kind that it could have been."""
-        try:
-            return validate(value)
-        except ValidationError as error:
-            raise ValueError("must be a number from 0 to 1, or auto") from error
 
 
 def merge(bench: Workbench, parameters: GraspConfig, state: State | None) -> Merge:

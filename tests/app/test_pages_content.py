@@ -104,7 +104,7 @@ def test_a_versions_report_has_all_its_parts(filled: tuple[World, Story]) -> Non
     assert "Of 179 validation examples, <b>2</b> were right before" in text
     assert "A fall of less than <b>3.4</b> points would have passed." in text
     assert text.count(" points</td>") == 10  # the smallest fall of each class
-    assert "the epoch with the best validation accuracy is kept: epoch 2" in text
+    assert "The best look at validation is kept: after 2 epochs." in text
 
 
 def test_a_way_back_says_whose_report_it_shows(filled: tuple[World, Story]) -> None:

@@ -71,14 +71,15 @@ def test_all_sources_were_offered_and_measured(
 
 
 def test_what_the_target_alone_makes_of_the_best_source_is_told(
-    result: dict[str, Any], folder: Path, tmp_path: Path
+    client: httpx.Client, result: dict[str, Any], folder: Path, tmp_path: Path
 ) -> None:
     best = result["best_source"]
     experiment = Experiment(folder, tmp_path, 0, QUICK)
 
-    again = experiment.fine_tune(
-        folder / f"{best['name']}.safetensors", len(DECADES), lambda *_: None
-    )
+    rate = client.get("/models/demo-2/info").json()["learning_rate"]["rate"]
+    source = folder / f"{best['name']}.safetensors"
+
+    again = experiment.fine_tune(source, len(DECADES), rate, lambda *_: None)
 
     assert best["fine_tuned"] == again
     assert f"{best['name']}, {again:.1%};" in _summary(result)

@@ -23,6 +23,7 @@ from grasp_core import (
     Progress,
     fold,
 )
+from grasp_core.methods import parse_config
 from tests.core.toy import (
     CLASSES,
     TINY,
@@ -36,7 +37,8 @@ from tests.core.toy import (
 
 
 def test_the_first_source_becomes_the_model(source: Path, task: ToyTask, tmp_path: Path) -> None:
-    report = fold(TINY, source, task, tmp_path / "v1.safetensors", config=quick())
+    config = quick(norm_stats="keep")
+    report = fold(TINY, source, task, tmp_path / "v1.safetensors", config=config)
 
     result = Checkpoint(tmp_path / "v1.safetensors")
     assert all(torch.equal(result[name], Checkpoint(source)[name]) for name in result)
@@ -50,6 +52,27 @@ def test_the_first_source_becomes_the_model(source: Path, task: ToyTask, tmp_pat
     assert report.sha256 == result.sha256
     assert report.metrics.before is None
     assert report.warnings == ()
+
+
+def test_the_statistics_of_the_first_source_are_measured_as_those_of_every_other(
+    source: Path, task: ToyTask, tmp_path: Path
+) -> None:
+    """Or the same file would be another model by `grasp` than by `mean`, whose first mean it is."""
+    versions = {}
+    for method in ("grasp", "mean"):
+        output = tmp_path / f"{method}.safetensors"
+        values = {"method": method, "refine": {"steps": 0}, "alignment_batches": 2}
+        state = tmp_path / "state" if method == "mean" else None
+        report = fold(
+            TINY, source, task, output, config=parse_config(values), state_output=state, force=True
+        )
+        versions[method] = Checkpoint(output)
+        assert "recalibrate" in [stage.name for stage in report.stages]
+
+    for name, tensor in versions["grasp"].items():
+        assert torch.allclose(tensor, versions["mean"][name], atol=1e-6), name
+    statistics = "bn1.running_mean"
+    assert not torch.allclose(versions["grasp"][statistics], Checkpoint(source)[statistics])
 
 
 def test_a_second_source_continues_the_line(
@@ -287,7 +310,8 @@ def test_a_fold_that_makes_the_model_worse_is_rejected(
     trained: Path, source: Path, tmp_path: Path
 ) -> None:
     output = tmp_path / "v2.safetensors"
-    worse = quick(refine={"epochs": 3, "lr": 3e-3, "batch_size": 16})
+    # By step, the weights before the first would be kept.
+    worse = quick(refine={"epochs": 3, "lr": 3e-3, "batch_size": 16, "schedule": "epoch"})
 
     refused = fold(TINY, source, Forgetful(), output, merged=trained, config=worse)
     exists = output.exists()

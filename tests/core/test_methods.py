@@ -325,7 +325,7 @@ def test_the_method_decides_which_parameters_there_are() -> None:
 
 def test_parameters_of_another_method_are_refused_by_name() -> None:
     assert problems({"method": "shadow", "tau": 0.3, "tua": 1, "refine": {"lr": -1}}) == {
-        ("refine", "lr"): "Input should be greater than 0",
+        ("refine", "lr"): "Value error, must be a number above 0, at most 100, or auto",
         ("tau",): "shadow has no such parameter; it is one of grasp",
         ("tua",): "Extra inputs are not permitted",
     }

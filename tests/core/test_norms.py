@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from grasp_core import Checkpoint, ModelSpec, build_model, fold, load_weights
 from grasp_core.refinement import Trainer
-from grasp_core.report import EpochRecord
+from grasp_core.report import Look
 from grasp_core.seeds import derive_seed
 from tests.core.toy import CLASSES, TINY, ToyTask, quick, refold, save, tiny_weights
 
@@ -85,14 +85,14 @@ def test_recalibration_gives_every_layer_its_momentum_back(
 ) -> None:
     seen: list[float | None] = []
 
-    def look(trainer: Trainer, epoch: int) -> EpochRecord:
+    def advance(trainer: Trainer, step: int) -> Look:
         norms = [m for m in trainer.model.modules() if isinstance(m, nn.BatchNorm2d)]
         seen.extend(norm.momentum for norm in norms)
-        return EpochRecord(epoch=epoch, lr=0, train_loss=0, val_accuracy=0, val_log_likelihood=None)
+        return Look(step=step, epoch=0, lr=0, train_loss=0, val_accuracy=0, val_log_likelihood=None)
 
-    monkeypatch.setattr(Trainer, "run_epoch", look)
+    monkeypatch.setattr(Trainer, "advance", advance)
 
-    refold(source, merged, tmp_path / "out", tau=0.0, refine={"epochs": 1})
+    refold(source, merged, tmp_path / "out", tau=0.0, refine={"steps": 1, "lr": 1e-3})
 
     assert set(seen) == {0.1}
 

@@ -6,31 +6,46 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
-from grasp_core import STOP, FoldStopped, GraspConfig, Progress, fold
-from grasp_core.refinement import BEST_FILE, STATE_FILE
+from grasp_core import STOP, FoldReport, FoldStopped, GraspConfig, Progress, fold
+from grasp_core.config import LEARNING_RATES
+from grasp_core.refinement import BEST_FILE, START_FILE, STATE_FILE, Trainer
+from grasp_core.report import Look
 from tests.bits import flip_a_bit
 from tests.core.toy import TINY, ToyTask, quick, save, tiny_weights
 
-EPOCHS = 4
-CONFIG = quick(refine={"epochs": EPOCHS, "batch_size": 16, "lr": 1e-3})
+CONFIG = quick(refine={"steps": 25, "batch_size": 16, "lr": 1e-3})  # looks within epochs, too
+PROBE = quick(refine={"steps": 3, "batch_size": 16, "lr": "auto"})
+PAPER = quick(preset="paper", refine={"epochs": 4, "batch_size": 16, "lr": 1e-3})
+CONFIGS = {"a rate": CONFIG, "auto": PROBE, "by epoch": PAPER}
+# Of refinement's reports of progress: some between two looks, some at one.
+MOMENTS = {"a rate": range(1, 24, 3), "auto": range(2, 34, 5), "by epoch": range(1, 9)}
+
+
+class StopAt:
+    """Says stop when refinement reports for the `count`th time."""
+
+    def __init__(self, count: int | None) -> None:
+        self._left = count
+
+    def __call__(self, progress: Progress) -> Literal["stop"] | None:
+        if self._left is None or progress.stage != "refine":
+            return None
+        self._left -= 1
+        return STOP if self._left < 0 else None
 
 
 def run(
     folder: Path,
     merged: Path | None,
     source: Path,
-    stop_after: int | None = None,
+    stop_at: int | None = None,
     config: GraspConfig = CONFIG,
-) -> str | None:
-    """Fold, stopping in the epoch after `stop_after`; returns the version's sha256."""
-
-    def progress(progress: Progress) -> str | None:
-        epoch = progress.metrics.get("epoch", 0)
-        return STOP if stop_after is not None and epoch > stop_after else None
-
+) -> FoldReport:
+    """Fold, and stop at that moment."""
     return fold(
         TINY,
         source,
@@ -39,9 +54,9 @@ def run(
         merged=merged,
         config=config,
         work_dir=folder / "work",
-        progress=progress,  # type: ignore[arg-type]
+        progress=StopAt(stop_at),
         force=True,
-    ).sha256
+    )
 
 
 @pytest.fixture(scope="module")
@@ -54,62 +69,95 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(files: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> str:
-    sha256 = run(tmp_path_factory.mktemp("uninterrupted"), *files)
-    assert sha256 is not None
-    return sha256
+def uninterrupted(
+    files: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, FoldReport]:
+    return {
+        name: run(tmp_path_factory.mktemp("uninterrupted"), *files, config=config)
+        for name, config in CONFIGS.items()
+    }
 
 
 def test_the_same_fold_twice_gives_the_same_bytes(
-    files: tuple[Path, Path], uninterrupted: str, tmp_path: Path
+    files: tuple[Path, Path], uninterrupted: dict[str, FoldReport], tmp_path: Path
 ) -> None:
-    assert run(tmp_path, *files) == uninterrupted
+    assert run(tmp_path, *files).sha256 == uninterrupted["a rate"].sha256
 
 
-@pytest.mark.parametrize("epochs_done", range(EPOCHS))
-def test_a_fold_stopped_after_any_epoch_ends_in_the_same_bytes(
-    files: tuple[Path, Path], uninterrupted: str, tmp_path: Path, epochs_done: int
+@pytest.mark.parametrize(
+    ("name", "moment"), [(name, moment) for name in CONFIGS for moment in MOMENTS[name]]
+)
+def test_a_fold_stopped_at_any_moment_ends_in_the_same_bytes(
+    files: tuple[Path, Path],
+    uninterrupted: dict[str, FoldReport],
+    tmp_path: Path,
+    name: str,
+    moment: int,
 ) -> None:
     with pytest.raises(FoldStopped):
-        run(tmp_path, *files, stop_after=epochs_done)
+        run(tmp_path, *files, moment, CONFIGS[name])
+    begun = {path.name for path in (tmp_path / "work").iterdir()}
 
-    assert (tmp_path / "work" / STATE_FILE).exists() == (epochs_done > 0)
-    assert run(tmp_path, *files) == uninterrupted
+    report, whole = run(tmp_path, *files, config=CONFIGS[name]), uninterrupted[name]
+
+    assert START_FILE in begun
+    assert (report.sha256, report.history) == (whole.sha256, whole.history)
+    assert report.learning_rate == whole.learning_rate
+    assert [stage.name for stage in report.stages] == [stage.name for stage in whole.stages]
     assert list((tmp_path / "work").iterdir()) == []
+
+
+def test_a_trial_that_is_over_is_not_run_again(
+    files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(FoldStopped):
+        run(tmp_path, *files, 20, PROBE)
+    rates: list[float] = []
+    advance = Trainer.advance
+
+    def note(self: Trainer, step: int) -> Look:
+        rates.append(self.rate)
+        return advance(self, step)
+
+    monkeypatch.setattr(Trainer, "advance", note)
+    run(tmp_path, *files, config=PROBE)
+
+    assert LEARNING_RATES[0] not in rates
+    assert LEARNING_RATES[-1] in rates
 
 
 def test_a_first_fold_can_be_interrupted_too(files: tuple[Path, Path], tmp_path: Path) -> None:
     with pytest.raises(FoldStopped):
-        run(tmp_path, None, files[1], stop_after=2)
+        run(tmp_path, None, files[1], 8)
 
-    assert run(tmp_path, None, files[1]) == run(tmp_path / "fresh", None, files[1])
+    resumed, fresh = run(tmp_path, None, files[1]), run(tmp_path / "fresh", None, files[1])
+    assert resumed.sha256 == fresh.sha256
 
 
 def test_it_can_be_stopped_again_and_again(
-    files: tuple[Path, Path], uninterrupted: str, tmp_path: Path
+    files: tuple[Path, Path], uninterrupted: dict[str, FoldReport], tmp_path: Path
 ) -> None:
-    for epochs_done in range(1, EPOCHS):
+    for _ in range(6):
         with pytest.raises(FoldStopped):
-            run(tmp_path, *files, stop_after=epochs_done)
+            run(tmp_path, *files, 4)
 
-    assert run(tmp_path, *files) == uninterrupted
+    assert run(tmp_path, *files).sha256 == uninterrupted["a rate"].sha256
 
 
 def test_a_killed_process_leaves_a_fold_to_go_on_with(
-    files: tuple[Path, Path], uninterrupted: str, tmp_path: Path
+    files: tuple[Path, Path], uninterrupted: dict[str, FoldReport], tmp_path: Path
 ) -> None:
-    """SIGKILL in the middle of the third epoch, in a process of its own."""
+    """SIGKILL in the middle of the second trial, in a process of its own."""
     script = f"""
 import os, signal
-from pathlib import Path
 from tests.core import test_resume
 from grasp_core import Progress
 def die(progress: Progress) -> None:
-    if progress.metrics.get("epoch", 0) == 3:
+    if progress.metrics.get("trial") == 2 and progress.metrics["step"] == 2:
         os.kill(os.getpid(), signal.SIGKILL)
 test_resume.fold(
     test_resume.TINY, {str(files[1])!r}, test_resume.ToyTask(), "out.safetensors",
-    merged={str(files[0])!r}, config=test_resume.CONFIG, work_dir="work", progress=die, force=True,
+    merged={str(files[0])!r}, config=test_resume.PROBE, work_dir="work", progress=die, force=True,
 )
 """
     root = Path(__file__).parents[2]
@@ -122,31 +170,33 @@ test_resume.fold(
 
     assert process.returncode == -9
     assert not (tmp_path / "out.safetensors").exists()
-    assert run(tmp_path, *files) == uninterrupted
+    assert run(tmp_path, *files, config=PROBE).sha256 == uninterrupted["auto"].sha256
 
 
 def test_the_report_says_where_it_went_on(files: tuple[Path, Path], tmp_path: Path) -> None:
     with pytest.raises(FoldStopped):
-        run(tmp_path, *files, stop_after=2)
+        run(tmp_path, *files, 10)
 
-    report = fold(
-        TINY,
-        files[1],
-        ToyTask(),
-        tmp_path / "out.safetensors",
-        merged=files[0],
-        config=CONFIG,
-        work_dir=tmp_path / "work",
-        force=True,
-    )
+    report = run(tmp_path, *files)
 
-    assert report.resumed_from_epoch == 2
-    assert [epoch.epoch for epoch in report.history] == [1, 2, 3, 4]
+    assert report.resumed_from_epoch == 2.5  # after ten steps, four of which are an epoch
+    assert [look.step for look in report.history] == [0, 2, 5, 8, 10, 12, 15, 18, 20, 22, 25]
     assert [stage.name for stage in report.stages].count("target_gradients") == 1
     assert report.parameters
 
 
-CHANGES = ["config", "source", "damage", "a bit", "foreign", "best lost", "a bit of the best"]
+CHANGES = [
+    "config",
+    "rate",
+    "source",
+    "damage",
+    "a bit",
+    "foreign",
+    "best lost",
+    "a bit of the best",
+    "start lost",
+    "a bit of the start",
+]
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -155,23 +205,38 @@ def test_what_another_fold_has_left_is_not_gone_on_with(
 ) -> None:
     merged, source = files
     with pytest.raises(FoldStopped):
-        run(tmp_path, merged, source, stop_after=2)
+        run(tmp_path, merged, source, 15)
 
-    config = CONFIG
-    if change == "config":
-        config = CONFIG.model_copy(update={"tau": 0.5})
-    elif change == "source":
-        source = save(tmp_path / "other.safetensors", tiny_weights(3))
-    elif change == "damage":
-        (tmp_path / "work" / STATE_FILE).write_bytes(b"damaged")
-    elif change == "foreign":
-        save(tmp_path / "work" / STATE_FILE, tiny_weights(3))
-    elif change == "a bit":
-        flip_a_bit(tmp_path / "work" / STATE_FILE)
-    elif change == "a bit of the best":
-        flip_a_bit(tmp_path / "work" / BEST_FILE)
-    else:
-        (tmp_path / "work" / BEST_FILE).unlink()
+    config, work = CONFIG, tmp_path / "work"
+    state, best, start = (
+        work / "trial1" / STATE_FILE,
+        work / "trial1" / BEST_FILE,
+        work / START_FILE,
+    )
+    assert state.exists()
+    assert best.exists()
+    match change:
+        case "config":
+            config = CONFIG.model_copy(update={"tau": 0.5})
+        case "rate":
+            config = quick(refine={"steps": 25, "batch_size": 16, "lr": 2e-3})
+        case "source":
+            source = save(tmp_path / "other.safetensors", tiny_weights(3))
+        case "damage":
+            state.write_bytes(b"damaged")
+        case "foreign":
+            save(state, tiny_weights(3))
+        case "a bit":
+            flip_a_bit(state)
+        case "a bit of the best":
+            flip_a_bit(best)
+        case "best lost":
+            best.unlink()
+        case "start lost":
+            start.unlink()
+        case "a bit of the start":
+            flip_a_bit(start)
 
-    fresh = tmp_path / "fresh"
-    assert run(tmp_path, merged, source, config=config) == run(fresh, merged, source, config=config)
+    resumed = run(tmp_path, merged, source, config=config)
+    fresh = run(tmp_path / "fresh", merged, source, config=config)
+    assert resumed.sha256 == fresh.sha256

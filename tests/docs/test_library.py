@@ -14,7 +14,9 @@ from grasp_core import ModelSpec, open_task
 from scripts.markdown_code import blocks
 
 PAGE = Path(__file__).parents[2] / "docs" / "library.md"
-SMALL = ModelSpec(architecture="test_efficientnet", classes=("F", "M"))
+SMALL = ModelSpec(
+    architecture="test_efficientnet", classes=("F", "M"), preprocessing={"image_size": 32}
+)
 
 
 def write_images(path: Path) -> None:
@@ -38,7 +40,8 @@ def test_the_code_merges_and_exports(
     train(SMALL, task, tmp_path / "site-b.safetensors", epochs=1, lr=1e-4, ancestor=first)
 
     for block in blocks(PAGE.read_text()):
-        exec(block.text.replace("mobilevit_xxs", SMALL.architecture), {})
+        text = block.text.replace("mobilevit_xxs", SMALL.architecture)
+        exec(text.replace('"M"))', '"M"), preprocessing={"image_size": 32})'), {})
 
     assert capsys.readouterr().out.startswith("accepted ")
     model = timm.create_model("local-dir:merged", pretrained=True)

@@ -171,7 +171,7 @@ def test_a_dry_run_scores_and_publishes_nothing(story: Story, newest: Path) -> N
     assert story.client.get("/models/merged/info").json()["version"] == 3
 
 
-def test_a_killed_fold_goes_on_from_its_last_finished_epoch(
+def test_a_killed_fold_goes_on_from_its_last_look(
     story: Story, newest: Path, tmp_path: Path
 ) -> None:
     nudged = {
@@ -180,11 +180,11 @@ def test_a_killed_fold_goes_on_from_its_last_finished_epoch(
     }
     path = tmp_path / "nudged.safetensors"
     write_checkpoint(path, nudged, CheckpointInfo(classes=CLASSES))
-    longer = {"refine": {"epochs": 8}, "gate": {"max_drop": 1.0}}
+    longer = {"refine": {"steps": 80}, "gate": {"max_drop": 1.0}}
     assert story.client.patch("/models/merged", json={"merge": longer}).status_code == 200
     job_id = offer(story.client, path)["job"]["id"]
 
-    until(story.client, job_id, lambda job: job["metrics"].get("epoch", 0) >= 2)
+    until(story.client, job_id, lambda job: job["metrics"].get("step", 0) >= 20)
     kill_children_of_worker(story.server)
     job = wait(story.client, job_id)
 
@@ -192,8 +192,8 @@ def test_a_killed_fold_goes_on_from_its_last_finished_epoch(
     assert job["attempts"] == 2
     assert [failure["code"] for failure in job["failures"]] == ["child_killed"]
     report = story.client.get(job["links"]["report"]).json()
-    assert report["resumed_from_epoch"] >= 1
-    assert len(report["history"]) == 8
+    assert report["resumed_from_epoch"] > 0
+    assert report["history"][-1]["step"] == 80
 
 
 def test_workers_tell_what_they_are(story: Story) -> None:

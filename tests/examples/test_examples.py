@@ -18,6 +18,7 @@ from grasp_cli.demo.experiment import QUICK, Experiment
 from grasp_core import Checkpoint
 from tests.serving import PATIENCE_S, serving
 
+pytestmark = pytest.mark.proof
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 

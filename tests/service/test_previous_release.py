@@ -69,6 +69,13 @@ def left(no_settings: None, tmp_path: Path) -> Iterator[Left]:
         yield Left(home, key, rest, rows_of(home))
 
 
+def add_schedule(model: dict[str, Any]) -> dict[str, Any]:
+    """There was one, which had no name."""
+    merge = json.loads(model["merge"])
+    merge["refine"] |= {"schedule": "epoch", "steps": None}
+    return model | {"merge": json.dumps(merge)}
+
+
 def test_no_row_and_no_blob_is_lost_by_the_migration(left: Left) -> None:
     settings = Settings(home=left.home)
     database = Database(settings.database)
@@ -77,7 +84,8 @@ def test_no_row_and_no_blob_is_lost_by_the_migration(left: Left) -> None:
     after = rows_of(left.home)
     for name, rows in left.rows.items():
         kept = [{column: row[column] for column in rows[0]} for row in after[name] if rows]
-        assert kept == rows, name
+        wanted = [add_schedule(row) for row in rows] if name == "models" else rows
+        assert kept == wanted, name
     reports = list(scrub(database, open_store(settings)))
     assert [(report.sha256, report.problem) for report in reports if report.problem] == []
     assert all(report.uses for report in reports)  # and every blob is still needed
