@@ -28,7 +28,7 @@ from app.fields import (
 from grasp_core.config import MAX_OPTIONS, FoldConfig, Frozen, KindOptions
 from grasp_core.kinds import DEFAULT, Kind, check_augmentation, read_options
 from grasp_core.methods import parse_config
-from grasp_core.report import LearningRate
+from grasp_core.report import FoldVerdict, LearningRate
 from registry.jobs.states import JobKind, JobStatus, ModelStatus, TargetStatus
 from registry.tables import DeviceClass, ProblemKind
 
@@ -86,6 +86,9 @@ class JobRead(Out):
     target: str | None
     source: str | None
     version: int | None = Field(description="The version it made.")
+    verdict: FoldVerdict | None = Field(
+        description="What the gate says of a fold; of a dry run, what would have become of it."
+    )
     error: JobError | None = Field(description="Why it ended so; of a queued job, why it waits.")
     revision: int = Field(description="Grows with every change.")
     owner: str = Field(examples=["local"])
@@ -302,6 +305,10 @@ class ModelInfo(ModelRead):
     sha256: str | None = Field(description="Of the newest version's weights.")
     size: int | None
     metrics: dict[str, Any] | None = Field(description="Of the newest version.")
+    best: int | None = Field(
+        description="The version with the best validation log-likelihood, which need not be the"
+        " newest; null: none says."
+    )
     sources: dict[JobStatus, int] = Field(
         description="How many sources were accepted (succeeded), rejected, and so on."
     )

@@ -39,6 +39,7 @@ def serialize_job(job: Job) -> JobRead:
         target=job.target_id,
         source=job.source_id,
         version=job.version,
+        verdict=job.verdict,
         error=job.error,
         revision=job.revision,
         owner=job.owner,

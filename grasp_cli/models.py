@@ -199,8 +199,10 @@ def _details(session: Session, model: Model) -> Table:
             "base": model.base and f"{size(model.base.size)}, sha256 {model.base.sha256}",
             "sources": ", ".join(sources) or "none yet",
             "version": model.version,
+            "best version": model.best if model.best != model.version else None,
             "accuracy": model.metrics
-            and f"{accuracy(model.metrics, 'val')} val, {accuracy(model.metrics, 'test')} test",
+            and f"{accuracy(model.metrics, 'val', spread=True)} val,"
+            f" {accuracy(model.metrics, 'test', spread=True)} test",
             "size": model.size and size(model.size),
             "sha256": model.sha256,
             "learning rate": model.learning_rate and _describe(model.learning_rate),
@@ -239,7 +241,7 @@ def list_versions(session: Session, model: ModelName, limit: Limit = 50) -> None
     from grasp_cli.tables import versions_table
 
     found = session.grasp.models.versions(model, limit=limit)
-    session.print_result(found, lambda: versions_table(found))
+    session.print_result(found, lambda: versions_table(found, session.grasp.models.get(model).best))
 
 
 @models.command("report")
@@ -267,7 +269,13 @@ def pull(
         str | None,
         typer.Argument(help="A file, or a folder; without, the current folder.", metavar="TO"),
     ] = None,
-    version: Annotated[int | None, typer.Option(min=1, help="This one, not the newest.")] = None,
+    version: Annotated[
+        str | None,
+        typer.Option(
+            help="This one, not the newest; or best, by validation log-likelihood.",
+            metavar="NUMBER|best",
+        ),
+    ] = None,
     export: Annotated[
         bool,
         typer.Option(
@@ -281,7 +289,7 @@ def pull(
     from grasp_client.files import sha256_of
 
     found = session.grasp.models.get(model)
-    number = version or found.version
+    number = _number(found, version)
     if export:
         folder = Path(to or f"{found.name}-v{number}")
         _export(session, found, number, folder)
@@ -296,6 +304,16 @@ def pull(
         "sha256": sha256_of(path),
     }
     session.print_line(result, str(path.parent if export else path))
+
+
+def _number(model: Model, version: str | None) -> int | None:
+    if version is None:
+        return model.version
+    if version == "best":
+        return model.best or model.version
+    if not version.isdecimal() or int(version) < 1:
+        raise typer.BadParameter("a version is a number from 1 on, or best")
+    return int(version)
 
 
 def _pull(session: Session, model: Model, number: int | None, to: str) -> Path:

@@ -20,7 +20,7 @@ from rich.progress import (
 )
 
 from grasp_cli.session import INTERRUPTED, NOT_DONE, Output, Session, console
-from grasp_cli.tables import change
+from grasp_cli.tables import accuracy, change
 from grasp_client import files
 
 if TYPE_CHECKING:
@@ -124,10 +124,17 @@ def _figures(metrics: Mapping[str, Any]) -> str:
     return "  ".join(f"{name} {value:.3f}" for name, value in found if isinstance(value, float))
 
 
-def watch_jobs(session: Session, jobs: Mapping[str, str], *, every_state: bool = False) -> None:
+def watch_jobs(
+    session: Session,
+    jobs: Mapping[str, str],
+    *,
+    every_state: bool = False,
+    may_be_refused: bool = True,
+) -> None:
     """Wait for jobs, ids with what to call them, one after the other.
 
-    Ends the command with NOT_DONE if one of them did not succeed. As JSON, a line for each, or for
+    Ends the command with NOT_DONE if one of them did not succeed, or was a dry run of what would be
+    refused and may not be. As JSON, a line for each, or for
     each of their states.
     """
     ended = []
@@ -136,6 +143,8 @@ def watch_jobs(session: Session, jobs: Mapping[str, str], *, every_state: bool =
         if session.as_json and not every_state:
             session.print_json(ended[-1])
     require_success(*ended)
+    if not may_be_refused and any(job.verdict and not job.verdict.accepted for job in ended):
+        raise typer.Exit(NOT_DONE)
 
 
 def wait_for(session: Session, job_id: str, label: str, *, every_state: bool = False) -> Job:
@@ -161,7 +170,7 @@ def require_success(*jobs: Job) -> None:
 def outcome(job: Job) -> str:
     """How it ended, in a line, and what to do about it in another."""
     if job.succeeded:
-        made = f"version {job.version}" if job.version else "done"
+        made = f"version {job.version}" if job.version else _verdict(job)
         return ", ".join((made, *_measured(job.metrics)))
     if job.error is None:
         return job.status
@@ -169,8 +178,24 @@ def outcome(job: Job) -> str:
     return f"{job.status}: {job.error.message}" + (f"\n  {hint}" if hint else "")
 
 
+def _verdict(job: Job) -> str:
+    """What would have become of it; of jobs that fold nothing, that they are done."""
+    verdict = job.verdict
+    if verdict is None:
+        return "done"
+    if verdict.accepted:
+        return "would be accepted"
+    counts = verdict.change
+    if counts is None:
+        return f"would be refused: {verdict.reason}"
+    return f"would be refused: {counts.lost} of {counts.count} lost, {counts.gained} gained"
+
+
 def _measured(metrics: Mapping[str, Any]) -> list[str]:
-    measured = change(metrics, "val")
-    found = [f"validation accuracy {measured}"] if measured != "-" else []
+    measured, alone = change(metrics, "val"), accuracy(metrics, "val", "source")
     share = metrics.get("transferred_share")
-    return [*found, f"{share:.0%} transferred"] if share is not None else found
+    return [
+        *([f"validation accuracy {measured}"] if measured != "-" else []),
+        *([f"the source as it came {alone}"] if alone != "-" else []),
+        *([f"{share:.0%} from it"] if share is not None else []),
+    ]

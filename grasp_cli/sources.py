@@ -39,12 +39,20 @@ def push(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Measure what it is worth; publish nothing.")
     ] = False,
+    fail_if_refused: Annotated[
+        bool,
+        typer.Option(
+            "--fail-if-refused", help="With --dry-run --wait: exit 1 if it would be refused."
+        ),
+    ] = False,
     wait: Wait = False,
 ) -> None:
     """Offer checkpoints to a model; they are folded into it one after the other."""
     from grasp_cli.progress import watch_jobs
     from grasp_client.protocol import ENDED
 
+    if fail_if_refused and not (dry_run and wait):
+        raise typer.BadParameter("needs --dry-run and --wait", param_hint="--fail-if-refused")
     if name and len(files) > 1:
         raise typer.BadParameter("one name does not fit several files", param_hint="--name")
     jobs: dict[str, str] = {}
@@ -60,7 +68,7 @@ def push(
         else:
             under_way.append(source.job.id)
     if wait:
-        watch_jobs(session, jobs)
+        watch_jobs(session, jobs, may_be_refused=not fail_if_refused)
     elif under_way:
         session.print_note(f"`grasp watch {' '.join(under_way)}` shows how it goes")
 

@@ -95,12 +95,12 @@ def jobs_table(jobs: Sequence[Job], names: Mapping[str, str]) -> Rows | Text:
     return listed(columns, rows, "no jobs")
 
 
-def versions_table(versions: Sequence[Version]) -> Rows | Text:
+def versions_table(versions: Sequence[Version], best: int | None) -> Rows | Text:
     rows = (
         (
-            shown(version.number),
-            accuracy(version.metrics, "val"),
-            accuracy(version.metrics, "test"),
+            f"{version.number}, best" if version.number == best else shown(version.number),
+            accuracy(version.metrics, "val", spread=True),
+            accuracy(version.metrics, "test", spread=True),
             shown(version.rollback_of and f"rollback to {version.rollback_of}"),
             size(version.size) if version.available else "deleted",
             version.sha256[:12],
@@ -176,11 +176,19 @@ def some(names: Sequence[str] | None, most: int = 6) -> str:
     return ", ".join(names[:most]) + more
 
 
-def accuracy(metrics: Mapping[str, Any] | None, split: str, moment: str = "after") -> str:
-    """Before or after a fold, as far as it was measured."""
-    splits = (metrics or {}).get(moment) or {}
-    value = splits.get(split, {}).get("accuracy")
-    return "-" if value is None else f"{value:.4f}"
+def accuracy(
+    metrics: Mapping[str, Any] | None, split: str, moment: str = "after", *, spread: bool = False
+) -> str:
+    """Before or after a fold, or of the source, as far as it was measured; with `spread`, also
+    where it may lie at 95 %."""
+    measured = ((metrics or {}).get(moment) or {}).get(split, {})
+    value, interval = measured.get("accuracy"), measured.get("interval")
+    if value is None:
+        return "-"
+    if not spread or interval is None:
+        return f"{value:.4f}"
+    low, high = interval
+    return f"{value:.4f} ({low:.2f}-{high:.2f})"
 
 
 def change(metrics: Mapping[str, Any] | None, split: str) -> str:

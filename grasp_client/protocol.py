@@ -150,6 +150,27 @@ class Blob(BaseModel):
     size: int
 
 
+class Change(BaseModel):
+    """Two models on the same examples."""
+
+    count: int
+    lost: int  # right under the first, wrong under the second
+    gained: int
+    trend: str = "same"  # up or down, where it is more than chance explains
+
+
+class Verdict(BaseModel):
+    """What the gate says of a fold, or of one that only tries."""
+
+    outcome: str  # accepted or rejected
+    reason: str | None = None
+    change: Change | None = None  # on validation
+
+    @property
+    def accepted(self) -> bool:
+        return self.outcome == "accepted"
+
+
 class ProbedRate(BaseModel):
     """A learning rate that was tried, and how good the model was at its best."""
 

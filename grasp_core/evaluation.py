@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from grasp_core.data import SplitName
-from grasp_core.report import Metrics
+from grasp_core.report import Metrics, PairedCounts
 from grasp_core.runtime import Runtime
 from grasp_core.tasks import Task
 
@@ -34,11 +34,28 @@ def evaluate(
     return predict(model, task, split, runtime, batch_size).metrics
 
 
+def compare(before: Predictions, after: Predictions) -> PairedCounts:
+    """Of the same split."""
+    return PairedCounts(
+        count=len(before.right),
+        lost=int((before.right & ~after.right).sum()),
+        gained=int((~before.right & after.right).sum()),
+    )
+
+
 @torch.inference_mode()
 def predict(
-    model: nn.Module, task: Task, split: SplitName, runtime: Runtime, batch_size: int
+    model: nn.Module,
+    task: Task,
+    split: SplitName,
+    runtime: Runtime,
+    batch_size: int,
+    known: Tensor | None = None,
 ) -> Predictions:
-    """What `model`, put into eval mode, says of a whole split, in the split's own order."""
+    """What `model`, put into eval mode, says of a whole split, in the split's own order.
+
+    `known` (C,) are the classes that it can say; without it, all.
+    """
     model.eval()
     scores: list[Tensor] = []
     labels: list[Tensor] = []
@@ -47,7 +64,10 @@ def predict(
         with runtime.autocast():
             scores.append(task.log_probabilities(model, placed).cpu())
         labels.append(batch.labels)
-    return read_predictions(torch.cat(scores).numpy(), torch.cat(labels).numpy(), task.classes)
+    found = torch.cat(scores)
+    if known is not None:
+        found = found.masked_fill(~known, -torch.inf)
+    return read_predictions(found.numpy(), torch.cat(labels).numpy(), task.classes)
 
 
 def read_predictions(

@@ -15,7 +15,7 @@ from grasp_core.architectures import build_model, make_manifest, resolve_preproc
 from grasp_core.checkpoints import Checkpoint, CheckpointInfo, Lineage, write_checkpoint
 from grasp_core.config import FoldConfig
 from grasp_core.errors import ConfigError
-from grasp_core.evaluation import Predictions, predict
+from grasp_core.evaluation import Predictions, compare, predict
 from grasp_core.gate import find_bad_tensors, judge
 from grasp_core.heads import MatchedSource, match_classes
 from grasp_core.kinds import check_augmentation, find_kind
@@ -26,7 +26,14 @@ from grasp_core.norms import recalibrate
 from grasp_core.progress import ProgressCallback, Recorder
 from grasp_core.provenance import Provenance
 from grasp_core.refinement import START_FILE, TRIAL, Refined, Start, refine
-from grasp_core.report import FoldReport, MergeReport, MetricsReport, SplitMetrics, Worth
+from grasp_core.report import (
+    FoldReport,
+    MergeReport,
+    MetricsReport,
+    SplitCounts,
+    SplitMetrics,
+    Worth,
+)
 from grasp_core.runtime import Runtime, deterministic
 from grasp_core.seeds import derive_seed
 from grasp_core.spec import ModelSpec
@@ -98,13 +105,15 @@ def fold(
         if flaw and not force:
             return draft.model_copy(update={"reason": flaw})
 
-        before = _evaluate_before(bench)
+        before, as_it_came = _evaluate_before(bench)
         refined = _merge_and_refine(bench, method, inputs.state, learning_rate)
         after = _evaluate_after(bench)
 
         verdict = judge(before.val if before else None, after.val, config.gate)
         reason = flaw or verdict.reason
-        metrics = MetricsReport(before=before and before.metrics, after=after.metrics)
+        metrics = MetricsReport(
+            before=before and before.metrics, after=after.metrics, source=as_it_came.metrics
+        )
         provenance = inputs.provenance(refined.merge)
         sha256 = None
         if reason is None or force:
@@ -122,6 +131,7 @@ def fold(
                 "sha256": sha256,
                 "state_sha256": refined.merge.state_sha256 if sha256 else None,
                 "metrics": metrics,
+                "change": before and before.compare(after),
                 "gate": verdict,
                 "worth": Worth.measure(metrics),
                 "provenance": provenance,
@@ -314,13 +324,19 @@ class Evaluation:
     def metrics(self) -> SplitMetrics:
         return SplitMetrics(val=self.val.metrics, test=self.test.metrics)
 
+    def compare(self, after: Evaluation) -> SplitCounts:
+        return SplitCounts(val=compare(self.val, after.val), test=compare(self.test, after.test))
 
-def _evaluate_before(bench: Workbench) -> Evaluation | None:
-    if bench.merged is None:
-        return None
+
+def _evaluate_before(bench: Workbench) -> tuple[Evaluation | None, Evaluation]:
+    """The merged model, if there is one, and the source as it came."""
     with bench.recorder.stage("baseline"):
-        bench.load(bench.merged)
-        return _evaluate(bench)
+        merged = None
+        if bench.merged is not None:
+            bench.load(bench.merged)
+            merged = _evaluate(bench)
+        bench.load(bench.source)
+        return merged, _evaluate(bench, bench.source.match.known())
 
 
 def _evaluate_after(bench: Workbench) -> Evaluation:
@@ -328,11 +344,12 @@ def _evaluate_after(bench: Workbench) -> Evaluation:
         return _evaluate(bench)
 
 
-def _evaluate(bench: Workbench) -> Evaluation:
+def _evaluate(bench: Workbench, known: Tensor | None = None) -> Evaluation:
+    """What is in the module, of classes that are known."""
     size = bench.config.refine.batch_size
-    val = predict(bench.model, bench.task, "val", bench.runtime, size)
+    val = predict(bench.model, bench.task, "val", bench.runtime, size, known)
     bench.recorder.tick(0.5, val_accuracy=val.metrics.accuracy)
-    return Evaluation(val, predict(bench.model, bench.task, "test", bench.runtime, size))
+    return Evaluation(val, predict(bench.model, bench.task, "test", bench.runtime, size, known))
 
 
 def _describe_refined(refined: Refined) -> dict[str, object]:

@@ -19,7 +19,7 @@ from grasp_core.config import FoldConfig, Frozen
 from grasp_core.errors import CheckpointError, ConfigError
 from grasp_core.kinds import DEFAULT, find_kind
 from grasp_core.manifest import Manifest
-from grasp_core.report import Figures, LearningRate
+from grasp_core.report import Figures, FoldVerdict, LearningRate
 from grasp_core.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -63,14 +63,21 @@ class Folded:
     """The outcome of a fold; a rejected one has no file, hence neither hash nor size."""
 
     report: str  # FoldReport as JSON
-    outcome: Literal["accepted", "rejected"]
-    reason: str | None
+    verdict: FoldVerdict
     sha256: str | None
     size: int | None
     metrics: Figures
     state_sha256: str | None = None  # of what the method remembers; None: nothing
     state_size: int | None = None
     learning_rate: LearningRate | None = None  # as it was probed; None: it was not
+
+    @property
+    def outcome(self) -> Literal["accepted", "rejected"]:
+        return self.verdict.outcome
+
+    @property
+    def reason(self) -> str | None:
+        return self.verdict.reason
 
 
 Result = TargetSummary | Prepared | Folded
@@ -263,8 +270,7 @@ class FoldSource:
         state = self.state_output if report.state_sha256 else None
         return Folded(
             report=report.to_json(),
-            outcome=report.outcome,
-            reason=report.reason,
+            verdict=report.verdict,
             sha256=report.sha256,
             size=self.output.stat().st_size if report.accepted else None,
             metrics=report.figures,

@@ -8,6 +8,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, computed_field, model_validator
 
 from grasp_core.provenance import Provenance
+from grasp_core.significance import paired_p_value, wilson
+
+CHANCE = 0.05  # a change that chance alone makes so often is none
 
 
 class Record(BaseModel):
@@ -39,6 +42,28 @@ class SplitMetrics(Record):
 class MetricsReport(Record):
     before: SplitMetrics | None = None  # None: the first source, or refused before a look
     after: SplitMetrics | None = None  # None: refused before a fold
+    source: SplitMetrics | None = None  # as it came; None: refused, or of an older release
+
+
+class PairedCounts(Record):
+    """Two models on the same examples."""
+
+    count: int
+    lost: int  # right under the first, wrong under the second
+    gained: int  # the other way round
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def trend(self) -> Literal["up", "down", "same"]:
+        """Whether one of them is better, by more than chance explains (the gate's test)."""
+        if paired_p_value(self.lost, self.gained) <= CHANCE:
+            return "down"
+        return "up" if paired_p_value(self.gained, self.lost) <= CHANCE else "same"
+
+
+class SplitCounts(Record):
+    val: PairedCounts
+    test: PairedCounts
 
 
 class Accuracies(Record):
@@ -46,6 +71,14 @@ class Accuracies(Record):
 
     accuracy: float
     per_class: dict[str, float | None] = {}
+    count: int | None = None  # None: of an older release, as below
+    log_likelihood: float | None = None
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """In which the accuracy on endless such data lies, at 95 %."""
+        return wilson(self.accuracy, self.count) if self.count else None
 
 
 class SplitAccuracies(Record):
@@ -58,6 +91,8 @@ class Figures(Record):
 
     before: SplitAccuracies | None = None
     after: SplitAccuracies | None = None
+    source: SplitAccuracies | None = None
+    change: SplitCounts | None = None
     transferred_share: float | None = None
 
 
@@ -81,6 +116,14 @@ class Verdict(Record):
     reason: str | None = None  # why it is refused; None: it is not
     overall: Comparison | None = None  # None: the first version, which has nothing before it
     classes: dict[str, Comparison] = {}  # those with validation examples
+
+
+class FoldVerdict(Record):
+    """A verdict in short: what becomes of a fold, or would become of one that only tries."""
+
+    outcome: Literal["accepted", "rejected"]
+    reason: str | None = None
+    change: PairedCounts | None = None  # on validation; None: nothing to compare with
 
 
 class Worth(Record):
@@ -193,6 +236,7 @@ class FoldReport(Record):
     sha256: str | None = None  # of the new version; None if rejected
     state_sha256: str | None = None  # of what its method remembers; None: nothing
     metrics: MetricsReport = MetricsReport()
+    change: SplitCounts | None = None  # from before to after; None: there is no before
     gate: Verdict | None = None  # None: refused before a fold
     worth: Worth | None = None
     details: dict[str, JsonValue] = {}  # of the method's own
@@ -223,11 +267,18 @@ class FoldReport(Record):
         return str(self.config["method"])
 
     @property
+    def verdict(self) -> FoldVerdict:
+        change = self.change.val if self.change else None
+        return FoldVerdict(outcome=self.outcome, reason=self.reason, change=change)
+
+    @property
     def figures(self) -> Figures:
         metrics = self.metrics
         return Figures(
             before=_accuracies(metrics.before),
             after=_accuracies(metrics.after),
+            source=_accuracies(metrics.source),
+            change=self.change,
             transferred_share=self.transferred_share,
         )
 
@@ -249,7 +300,12 @@ def _accuracies(metrics: SplitMetrics | None) -> SplitAccuracies | None:
     if metrics is None:
         return None
     val, test = (
-        Accuracies(accuracy=found.accuracy, per_class=found.per_class_accuracy)
+        Accuracies(
+            accuracy=found.accuracy,
+            per_class=found.per_class_accuracy,
+            count=found.count,
+            log_likelihood=found.log_likelihood,
+        )
         for found in (metrics.val, metrics.test)
     )
     return SplitAccuracies(val=val, test=test)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+Z = 1.959964  # of the normal distribution, beyond which 5 % lie
 NEGLIGIBLE = 1e-17  # of the sum so far: further terms no longer change it
 
 
@@ -37,6 +38,28 @@ def paired_p_value(lost: int, gained: int) -> float:
     alone then lose at least as many?
     """
     return upper_tail(lost + gained, lost)
+
+
+def wilson(share: float, count: int) -> tuple[float, float]:
+    """Where, at 95 %, the true share lies of which `count` examples have shown `share` (Wilson)."""
+    middle = share + Z * Z / (2 * count)
+    width = Z * math.sqrt(share * (1 - share) / count + Z * Z / (4 * count * count))
+    scale = 1 + Z * Z / count
+    return max(0.0, (middle - width) / scale), min(1.0, (middle + width) / scale)
+
+
+def smallest_refused(count: int, limit: float, significance: float, tries: int = 1) -> int | None:
+    """How many of `count` examples must be lost, and none gained, for a drop to be beyond `limit`
+    and, in one of so many tries, beyond chance; None: no drop is."""
+    losses = range(1, count + 1)
+    return next(
+        (
+            lost
+            for lost in losses
+            if lost / count > limit and tries * paired_p_value(lost, 0) <= significance
+        ),
+        None,
+    )
 
 
 def _log_probability(count: int, k: int, chance: float) -> float:

@@ -234,6 +234,7 @@ class Job(Base):
     candidate: Mapped[Json | None]  # of a dry run: name, size and classes of the checkpoint
     candidate_sha256: Mapped[str | None] = mapped_column(SHA256, index=True)
     version: Mapped[int | None]
+    verdict: Mapped[Json | None]  # grasp_core.report.FoldVerdict, of folds
     error: Mapped[Json | None]
     report: Mapped[str | None] = mapped_column(Text, deferred=True)
     worker_id: Mapped[str | None] = mapped_column(ID)

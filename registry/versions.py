@@ -26,7 +26,7 @@ class FoldResult:
     report: str  # JSON
     metrics: dict[str, Any]
     blob: Blob | None  # None: rejected
-    reason: str | None = None
+    verdict: dict[str, Any] | None = None  # grasp_core.report.FoldVerdict
     state: Blob | None = None  # what the method remembers
     learning_rate: dict[str, Any] | None = None  # as it was probed; None: it was not
 
@@ -59,8 +59,7 @@ def publish(session: Session, lease: Lease, result: FoldResult, now: datetime) -
     if result.learning_rate is not None:
         model.learning_rate = result.learning_rate | {"version": number}
     _let_go(session, model, job)
-    ended = {"version": number, "report": result.report, "metrics": result.metrics}
-    close(session, lease, "succeeded", now, **ended)
+    close(session, lease, "succeeded", now, version=number, **_describe(result))
     prune(session, model, now)
     return number
 
@@ -78,17 +77,21 @@ def reject(session: Session, lease: Lease, result: FoldResult, now: datetime) ->
     _let_go(session, model, job)
     error = {
         "code": "gate_rejected",
-        "message": result.reason,
+        "message": result.verdict and result.verdict["reason"],
         "hint": "the report has the figures; to allow it, PATCH the model's merge.gate, post the"
         " checkpoint again if it is no longer stored, and retry the job",
     }
-    ended = {"report": result.report, "metrics": result.metrics, "error": error}
-    close(session, lease, "rejected", now, **ended)
+    close(session, lease, "rejected", now, error=error, **_describe(result))
 
 
 def record_trial(session: Session, lease: Lease, result: FoldResult, now: datetime) -> None:
     """Keep what a dry run found; its weights are thrown away."""
-    close(session, lease, "succeeded", now, report=result.report, metrics=result.metrics)
+    close(session, lease, "succeeded", now, **_describe(result))
+
+
+def _describe(result: FoldResult) -> dict[str, Any]:
+    """What its job keeps of a fold, however it ended."""
+    return {"report": result.report, "metrics": result.metrics, "verdict": result.verdict}
 
 
 def rollback(session: Session, model: Model, number: int, now: datetime) -> Version:
@@ -146,6 +149,18 @@ def find_version(session: Session, model: Model, number: int | None = None) -> V
             hint=f"the newest is {model.version}",
         )
     return version
+
+
+def find_best(session: Session, model: Model) -> int | None:
+    """The version with the best validation log-likelihood, of those whose bytes are here; of two
+    the newer. Those of an older release, which did not say, do not count. None: there is none."""
+    likelihood = Version.metrics["after"]["val"]["log_likelihood"].as_float()
+    candidates = (
+        select(Version.number)
+        .where(Version.model_id == model.id, Version.pruned_at.is_(None), likelihood.is_not(None))
+        .order_by(likelihood.desc(), Version.number.desc())
+    )
+    return session.scalar(candidates.limit(1))
 
 
 def prune(session: Session, model: Model, now: datetime) -> None:

@@ -159,7 +159,7 @@ def _record_fold(
         report=folded.report,
         metrics=folded.metrics.model_dump(mode="json"),
         blob=stored.weights,
-        reason=folded.reason,
+        verdict=folded.verdict.model_dump(mode="json"),
         state=stored.state,
         learning_rate=rate.model_dump(mode="json") if rate else None,
     )

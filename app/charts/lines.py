@@ -21,6 +21,7 @@ class Series:
     name: str
     values: Sequence[float | None]
     slot: int  # which colour
+    band: Sequence[tuple[float, float] | None] = ()  # around each value; empty: none
 
     def points(self, at: Sequence[int]) -> list[tuple[int, float]]:
         pairs = zip(at, self.values, strict=True)
@@ -50,6 +51,7 @@ def line_chart(
     `shares` are values from 0 to 1, of which only the part in use is drawn; others begin at 0.
     """
     values = [value for line in series for _, value in line.points(at)]
+    values += [end for line in series for ends in line.band if ends for end in ends]
     marks = accuracy_ticks(values) if shares else ticks(0.0, max(values, default=1.0))
     first, last = (at[0], at[-1]) if at else (0, 1)
     plane = _Plane(
@@ -59,6 +61,8 @@ def line_chart(
         format_value=format_value,
     )
     parts = [*_grid(plane, marks), *_labels(plane, at)]
+    for line in series:
+        parts += _band(plane, line, at)
     for line in series:
         parts += _line(plane, line, line.points(at), hollow)
     return drawing(WIDTH, HEIGHT, title, _description(plane, series, at), parts, class_="chart")
@@ -96,6 +100,16 @@ def _line(
         ring = " hollow" if i in hollow else ""
         drawn.append(element("circle", title, class_=f"dot s{line.slot}{ring}", cx=x, cy=y, r=4))
     return drawn
+
+
+def _band(plane: _Plane, line: Series, at: Sequence[int]) -> list[Markup]:
+    """What lies between the ends around each value, as far as these are known."""
+    ends = [(plane.x(i), *found) for i, found in zip(at, line.band, strict=False) if found]
+    if len(ends) < 2:
+        return []
+    above = [(x, plane.y(high)) for x, _, high in ends]
+    below = [(x, plane.y(low)) for x, low, _ in reversed(ends)]
+    return [element("polygon", class_=f"spread s{line.slot}", points=_path([*above, *below]))]
 
 
 def _path(places: Sequence[tuple[float, float]]) -> str:

@@ -15,6 +15,11 @@ def percent(share: float | None) -> str:
     return "–" if share is None else f"{100 * share:.1f}{NARROW}%"
 
 
+def interval(ends: tuple[float, float] | None) -> str:
+    """Where a share lies at 95 %."""
+    return f"{100 * ends[0]:.0f}–{100 * ends[1]:.0f}{NARROW}%" if ends else ""
+
+
 def progress(share: float) -> str:
     return f"{100 * share:.0f}{NARROW}%"
 
@@ -28,13 +33,6 @@ def change(difference: float | None) -> str:
     return f"{100 * difference:+.1f}".replace("-", MINUS)
 
 
-def trend(difference: float | None) -> str:
-    """The class of such a difference."""
-    if difference is None or abs(difference) < LESS_THAN_SHOWN:
-        return "same"
-    return "up" if difference > 0 else "down"
-
-
 def decimal(value: float | None, digits: int = 3) -> str:
     return "–" if value is None else f"{value:.{digits}f}".replace("-", MINUS)
 
@@ -42,6 +40,11 @@ def decimal(value: float | None, digits: int = 3) -> str:
 def rate(value: float) -> str:
     """With the digits that it has, and no more."""
     return f"{value:g}"
+
+
+def capitalize_first(text: str) -> str:
+    """And leave the rest as it is."""
+    return text[:1].upper() + text[1:]
 
 
 def size(count: int | None) -> str:
@@ -83,5 +86,17 @@ def count(number: int, noun: str, plural: str | None = None) -> str:
 
 FILTERS = {
     filter_.__name__: filter_
-    for filter_ in (percent, progress, change, trend, decimal, rate, size, duration, ago, count)
+    for filter_ in (
+        percent,
+        interval,
+        progress,
+        change,
+        decimal,
+        rate,
+        capitalize_first,
+        size,
+        duration,
+        ago,
+        count,
+    )
 }

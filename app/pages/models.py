@@ -17,7 +17,7 @@ from app.pages.formatting import percent
 from app.pages.jobs import job_rows
 from app.pages.rendering import PageDep
 from app.pages.reports import Origins, flat, origins, read_report, source_names
-from app.pages.versions import accuracy, accuracy_chart, class_table, load_lineage
+from app.pages.versions import accuracy, accuracy_chart, class_table, load_lineage, trend
 from app.schemas import JobRead, ModelRead, SourceRead
 from app.serializers import serialize_job, serialize_model, serialize_sources, serialize_target
 from app.service import ServiceDep
@@ -26,6 +26,7 @@ from grasp_core.kinds import KINDS
 from grasp_core.methods import METHODS
 from registry.lookup import MAX_PAGE, find_named, list_page
 from registry.tables import Job, Model, Source, Target, Version
+from registry.versions import find_best
 
 MODELS_PER_PAGE = 30
 MOST_SPARKS = 30  # versions in a sparkline
@@ -45,6 +46,7 @@ class Card:
     running: JobRead | None
     accuracy: float | None
     change: float | None
+    trend: str  # up or down where the change is more than chance explains
     spark: Markup | None
 
 
@@ -65,7 +67,7 @@ def models_page(service: ServiceDep, page: PageDep, cursor: Cursor = None) -> HT
 
 def _cards(session: Session, models: Sequence[Model]) -> list[Card]:
     ids = [model.id for model in models]
-    histories = _histories(session, ids)
+    histories, trends = _histories(session, ids)
     waiting, running = _queues(session, ids)
     named = select(Target.id, Target.name).where(Target.id.in_([m.target_id for m in models]))
     targets = {row.id: row.name for row in session.execute(named)}
@@ -77,6 +79,7 @@ def _cards(session: Session, models: Sequence[Model]) -> list[Card]:
             running=running.get(model.id),
             accuracy=history[-1] if history else None,
             change=history[-1] - history[-2] if len(history) > 1 else None,
+            trend=trends.get(model.id, "same"),
             spark=_spark(model.name, history),
         )
         for model in models
@@ -84,20 +87,24 @@ def _cards(session: Session, models: Sequence[Model]) -> list[Card]:
     ]
 
 
-def _histories(session: Session, ids: Sequence[str]) -> dict[str, list[float]]:
-    """Validation accuracy of each model's last versions."""
+def _histories(
+    session: Session, ids: Sequence[str]
+) -> tuple[dict[str, list[float]], dict[str, str]]:
+    """Validation accuracy of each model's last versions, and how the newest compares."""
     newest = (
-        select(Version.model_id, Version.metrics)
+        select(Version.model_id, Version.metrics, Version.rollback_of)
         .join(Model, Model.id == Version.model_id)
         .where(Model.id.in_(ids), Version.number > Model.version - MOST_SPARKS)
         .order_by(Version.number)
     )
     found: dict[str, list[float]] = {}
-    for model_id, metrics in session.execute(newest):
+    trends: dict[str, str] = {}
+    for model_id, metrics, rollback_of in session.execute(newest):
         value = accuracy(metrics, "val")
         if value is not None:
             found.setdefault(model_id, []).append(value)
-    return found
+        trends[model_id] = trend(metrics) if rollback_of is None else "same"
+    return found, trends
 
 
 def _queues(
@@ -138,6 +145,7 @@ def model_page(model: Reference, service: ServiceDep, page: PageDep) -> HTMLResp
             target=serialize_target(session.get_one(Target, row.target_id)),
             entries=entries,
             newest=entries[-1] if entries else None,
+            best=find_best(session, row),
             chart=accuracy_chart(entries) if entries else None,
             classes=class_table(entries, row.classes or ()),
             origins=_newest_origins(session, row),

@@ -1,8 +1,8 @@
 """A fold's report, arranged for a page: of a version, a rejected fold, or a dry run."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from markupsafe import Markup
 from pydantic import ValidationError
@@ -72,6 +72,9 @@ class Measure:
 
     before: float | None
     after: float | None
+    source: float | None = None  # of the source as it came
+    interval: tuple[float, float] | None = None  # of `after`
+    trend: str = "same"  # up or down where the change is more than chance explains
 
     @property
     def change(self) -> float | None:
@@ -137,10 +140,20 @@ class ReportView:
 
 
 def view_report(report: FoldReport, classes: Sequence[str]) -> ReportView:
-    moments = (report.metrics.before, report.metrics.after)
+    metrics = report.metrics
 
-    def measure(split: str, name: str) -> Measure:
-        return Measure(*(_figure(moment, split, name) for moment in moments))
+    def measure(split: Literal["val", "test"], name: str) -> Measure:
+        moments = (metrics.before, metrics.after, metrics.source)
+        before, of_fold, of_source = (_figure(moment, split, name) for moment in moments)
+        figures = Measure(before, of_fold, of_source)
+        if name != "accuracy":
+            return figures
+        change, after = report.change, report.figures.after
+        return replace(
+            figures,
+            interval=getattr(after, split).interval if after else None,
+            trend=getattr(change, split).trend if change else "same",
+        )
 
     return ReportView(
         report=report,

@@ -45,6 +45,9 @@ class Entry:
     val: float | None
     test: float | None
     val_change: float | None  # since the version before
+    val_trend: str  # up or down where that is more than chance explains
+    val_interval: tuple[float, float] | None
+    test_interval: tuple[float, float] | None
     per_class: Mapping[str, float | None]  # on the validation split
 
     @property
@@ -57,6 +60,12 @@ def accuracy(metrics: Mapping[str, Any], split: str) -> float | None:
     after = Figures.model_validate(metrics).after
     found: float | None = getattr(after, split).accuracy if after else None
     return found
+
+
+def trend(metrics: Mapping[str, Any]) -> str:
+    """Whether the fold made validation accuracy better or worse, by more than chance explains."""
+    change = Figures.model_validate(metrics).change
+    return change.val.trend if change else "same"
 
 
 def per_class(metrics: Mapping[str, Any]) -> Mapping[str, float | None]:
@@ -87,6 +96,7 @@ def _entry(
     version: Version, source: str | None, before: Entry | None, problem: ProblemKind | None
 ) -> Entry:
     val = accuracy(version.metrics, "val")
+    after = Figures.model_validate(version.metrics).after
     earlier = before.val if before else None
     return Entry(
         version=serialize_version(version, problem),
@@ -94,6 +104,9 @@ def _entry(
         val=val,
         test=accuracy(version.metrics, "test"),
         val_change=None if val is None or earlier is None else val - earlier,
+        val_trend=trend(version.metrics) if version.rollback_of is None else "same",
+        val_interval=after.val.interval if after else None,
+        test_interval=after.test.interval if after else None,
         per_class=per_class(version.metrics),
     )
 
@@ -104,7 +117,12 @@ def accuracy_chart(entries: Sequence[Entry]) -> Markup:
         "version",
         [entry.number for entry in entries],
         [
-            Series("validation", [entry.val for entry in entries], 0),
+            Series(
+                "validation",
+                [entry.val for entry in entries],
+                0,
+                band=[entry.val_interval for entry in entries],
+            ),
             Series("test", [entry.test for entry in entries], 4),
         ],
         format_value=percent,
@@ -189,7 +207,7 @@ def comparison_page(
         model=serialize_model(row),
         sides=sides,
         accuracies=[
-            (label, Measure(*(accuracy(found, split) for found in metrics)))
+            (label, Measure(accuracy(metrics[0], split), accuracy(metrics[1], split)))
             for split, label in SPLITS
         ],
         classes=_changes([per_class(found) for found in metrics]),

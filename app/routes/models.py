@@ -42,7 +42,7 @@ from registry.models import create_model as create_model_row
 from registry.models import delete_model as delete_model_row
 from registry.sources import offer_source
 from registry.tables import Job, Model, Source, Target, Version, utc_now
-from registry.versions import prune
+from registry.versions import find_best, prune
 
 router = APIRouter(tags=["models"])
 
@@ -214,6 +214,7 @@ def _info(service: Service, session: Session, model: Model) -> ModelInfo:
             "sha256": newest.sha256 if newest else None,
             "size": newest.size if newest else None,
             "metrics": newest.metrics if newest else None,
+            "best": find_best(session, model),
             "sources": _count_sources(session, model),
         }
     )

@@ -5,6 +5,7 @@ from datetime import datetime
 from typing import Annotated, Literal, NamedTuple
 
 from fastapi import APIRouter, Depends, Query, Request, Response
+from pydantic import Field
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -30,7 +31,7 @@ from registry.errors import BadVersion, BytesGone, NotFound
 from registry.jobs.queue import ring_waiting
 from registry.lookup import find_named
 from registry.tables import Job, Model, Source, Version, utc_now
-from registry.versions import find_version, rollback
+from registry.versions import find_best, find_version, rollback
 
 PRESIGNED_SECONDS = 900  # to begin a download; going on with a broken one asks here again
 
@@ -39,16 +40,23 @@ router = APIRouter(tags=["versions"])
 
 @router.get(
     "/models/{model}",
-    summary="Download the newest merged weights",
+    summary="Download the newest merged weights, or the best",
     response_class=Response,
     responses=BINARY | problems(404, 409, 410, 412, 416),
     openapi_extra=CONDITIONS,
 )
 def download_model(
-    model: Reference, request: Request, service: ServiceDep, caller: CallerDep
+    model: Reference,
+    request: Request,
+    service: ServiceDep,
+    caller: CallerDep,
+    version: Annotated[
+        Literal["newest", "best"] | Annotated[int, Field(ge=1, le=MAX_INT)],
+        Query(description="A number; or best, by validation log-likelihood."),
+    ] = "newest",
 ) -> Response:
     """Safetensors. Ranges, `If-None-Match` and HEAD work as one expects."""
-    return _download(service, request, _weights(service, caller.owner, model))
+    return _download(service, request, _weights(service, caller.owner, model, version))
 
 
 @router.get(
@@ -265,17 +273,23 @@ class File(NamedTuple):
     modified: datetime
 
 
-def _weights(service: Service, owner: str, model: str, number: int | None = None) -> File:
+def _weights(
+    service: Service, owner: str, model: str, wanted: int | Literal["newest", "best"]
+) -> File:
     with service.database.read() as session:
+        version = _find_stored(session, owner, model, wanted)
         name = find_named(session, Model, owner, model).name
-        version = _find_stored(session, owner, model, number)
     name = f"{name}-v{version.number}.safetensors"
     return File(version.sha256, version.size, name, version.created_at)
 
 
-def _find_stored(session: Session, owner: str, model: str, number: int | None) -> Version:
+def _find_stored(
+    session: Session, owner: str, model: str, wanted: int | Literal["newest", "best"]
+) -> Version:
     """A version whose bytes were not deleted on purpose. Raises BytesGone."""
-    version = find_version(session, find_named(session, Model, owner, model), number)
+    row = find_named(session, Model, owner, model)
+    number = None if wanted == "newest" else find_best(session, row) if wanted == "best" else wanted
+    version = find_version(session, row, number)
     if version.pruned_at is not None:
         raise BytesGone(
             f"the weights of version {version.number} were deleted by the model's retention",

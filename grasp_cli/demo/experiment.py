@@ -29,12 +29,8 @@ from grasp_core import (
     GraspConfig,
     ModelSpec,
     Progress,
-    Runtime,
     Task,
-    build_model,
-    evaluate,
     fold,
-    load_weights,
     open_task,
     write_checkpoint,
 )
@@ -113,10 +109,6 @@ class Experiment:
         task = self._task(decade, own, DECADES[decade], seed)
         epochs = self.sizes.source_epochs
         return self._train(decade, task, epochs, 2e-3, ancestor, seed, progress)
-
-    def measure(self, weights: Path) -> float:
-        """How often a model is right on the target's test split."""
-        return test_accuracy(SPEC, weights, self._target_task)
 
     def fine_tune(self, weights: Path, folds: int, rate: float, progress: OnBatch) -> float:
         """What the target alone makes of a model: its test accuracy after as many steps as so many
@@ -211,11 +203,3 @@ def train(
                 progress(done / steps, float(loss.detach()))
     write_checkpoint(path, model.state_dict(), CheckpointInfo(classes=spec.classes))
     return path
-
-
-def test_accuracy(spec: ModelSpec, weights: Path, task: Task) -> float:
-    """How often a model is right on the task's test split, as it is."""
-    runtime = Runtime.choose(CPU)
-    model = build_model(spec)
-    load_weights(model, Checkpoint(weights), runtime.device)
-    return evaluate(model, task, "test", runtime, BATCH).accuracy

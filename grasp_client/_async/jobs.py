@@ -32,6 +32,7 @@ from grasp_client.protocol import (
     EventReader,
     JobProblem,
     Retries,
+    Verdict,
     path,
     timeouts,
 )
@@ -90,6 +91,7 @@ class AsyncJob(AsyncJobHandle):
     target: str | None
     source: str | None
     version: int | None
+    verdict: Verdict | None = None  # of folds; None: it has not come so far, or the server is old
     error: JobProblem | None
     revision: int
     created_at: datetime

@@ -33,6 +33,7 @@ from grasp_client.protocol import (
     EventReader,
     JobProblem,
     Retries,
+    Verdict,
     path,
     timeouts,
 )
@@ -91,6 +92,7 @@ class Job(JobHandle):
     target: str | None
     source: str | None
     version: int | None
+    verdict: Verdict | None = None  # of folds; None: it has not come so far, or the server is old
     error: JobProblem | None
     revision: int
     created_at: datetime

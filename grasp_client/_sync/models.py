@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from grasp_client import concurrency
 from grasp_client._sync.downloads import Download
@@ -45,6 +45,7 @@ class Model(Record):
     sha256: str | None = None
     size: int | None = None
     metrics: dict[str, Any] | None = None
+    best: int | None = None  # the version that is, by validation log-likelihood
     sources: dict[str, int] | None = None
 
     def wait(
@@ -177,7 +178,7 @@ class Models(Collection):
         model: str,
         to: str | Path = ".",
         *,
-        version: int | None = None,
+        version: int | Literal["best"] | None = None,
         progress: Progress | None = None,
     ) -> Path:
         """Download the newest weights, or a version's, and return the path of the file.
@@ -187,7 +188,7 @@ class Models(Collection):
         Raises Damaged rather than to leave a file whose sha256 is not the version's.
         """
         found = self.get(model)
-        number = version or found.version
+        number = (found.best if version == "best" else version) or found.version
         place = path("models", found.id, *(("versions", number) if number else ()))
         file = Path(to)
         if file.is_dir() or str(to).endswith("/"):

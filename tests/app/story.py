@@ -101,7 +101,11 @@ def _result(world: World, lease: Lease, reason: str | None = None) -> FoldResult
         with world.store.create() as writer:
             writer.write(checkpoint(1000 + (base or 0)))
             blob = writer.commit()
-    return FoldResult(base, json.dumps(reported), metrics(reported), blob, reason)
+    change = (
+        {"count": 20, "lost": 7, "gained": 1} if reason else {"count": 20, "lost": 0, "gained": 2}
+    )
+    verdict = {"outcome": "rejected" if reason else "accepted", "reason": reason, "change": change}
+    return FoldResult(base, json.dumps(reported), metrics(reported), blob, verdict)
 
 
 def _offer(world: World, number: int, name: str) -> str:

@@ -1,8 +1,10 @@
 """Models over HTTP: made, shown, changed for later folds, deleted."""
 
 import json
+from typing import Any
 
 import pytest
+from sqlalchemy import select
 
 from registry.jobs.transitions import change
 from registry.tables import Model
@@ -277,3 +279,19 @@ def test_lists_are_filtered(world: World) -> None:
     assert world.client.get("/models?target=none").status_code == 404
     page = world.client.get("/models?limit=1").json()
     assert names(f"limit=1&cursor={page['next_cursor']}") == ["a"]
+
+
+def test_who_asks_for_auto_again_has_the_learning_rate_probed_again(world: World) -> None:
+    world.ready_model()
+    found = {"rate": 1e-3, "version": 1, "probe": []}
+    with world.database.write() as session:
+        session.scalars(select(Model)).one().learning_rate = found
+
+    def patch(merge: dict[str, Any]) -> object:
+        answer = world.client.patch("/models/merged", json={"merge": merge})
+        assert answer.status_code == 200
+        return answer.json()["learning_rate"]
+
+    assert patch({"refine": {"steps": 50}}) == found
+    assert patch({"tau": 0.1}) == found
+    assert patch({"refine": {"lr": "auto"}}) is None

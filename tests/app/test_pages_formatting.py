@@ -10,10 +10,11 @@ from app.pages.formatting import (
     count,
     decimal,
     duration,
+    interval,
     percent,
     progress,
+    rate,
     size,
-    trend,
 )
 from registry.tables import utc_now
 
@@ -44,19 +45,16 @@ from registry.tables import utc_now
         (duration(3_720), "1 h 2 min"),
         (duration(None), "–"),
         (count(1, "version"), "1 version"),
+        (interval((0.853, 0.961)), "85–96 %"),
+        (interval(None), ""),
+        (rate(0.0005), "0.0005"),
+        (rate(5e-5), "5e-05"),
         (count(1200, "version"), "1,200 versions"),
         (count(2, "class", "classes"), "2 classes"),
     ],
 )
 def test_it_reads_well(said: str, expected: str) -> None:
     assert said.replace("\u202f", " ") == expected
-
-
-@pytest.mark.parametrize(
-    ("difference", "class_"), [(0.01, "up"), (-0.01, "down"), (0.0, "same"), (None, "same")]
-)
-def test_a_difference_has_a_direction(difference: float | None, class_: str) -> None:
-    assert trend(difference) == class_
 
 
 @pytest.mark.parametrize(

@@ -339,9 +339,29 @@ def test_a_dry_run_is_a_job_without_a_source(world: World) -> None:
     assert answer.json()["source"] is None
     job = world.client.get(answer.headers["location"]).json()
     assert (job["kind"], job["status"], job["source"]) == ("dry_run", "succeeded", None)
+    assert job["verdict"] == {"outcome": "accepted", "reason": None, "change": None}
     assert world.client.get(job["links"]["report"]).json()["schema"] == 1
     assert world.client.get("/sources").json()["items"] == []
     assert world.client.get("/models/merged/info").json()["version"] is None
+
+
+def test_a_dry_run_says_what_would_become_of_it(world: World) -> None:
+    world.ready_model()
+    answer = world.post_raw(checkpoint(), params={"dry_run": "true"})
+    world.try_out(refused=True)
+
+    job = world.client.get(answer.headers["location"]).json()
+    page = world.client.get(f"/ui/jobs/{job['id']}", headers={"accept": "text/html"}).text
+
+    assert (job["status"], job["error"], job["verdict"]["outcome"]) == (
+        "succeeded",
+        None,
+        "rejected",
+    )
+    assert job["verdict"]["reason"] == "accuracy fell"
+    assert job["verdict"]["change"] == {"count": 100, "lost": 42, "gained": 1, "trend": "down"}
+    assert "It would be refused: 42 of 100 lost, 1 gained." in page
+    assert "Accuracy fell." in page
 
 
 def test_a_dry_run_is_checked_like_any_source(world: World) -> None:

@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 from safetensors.numpy import load
+from sqlalchemy import select
 
+from registry.tables import Model, Version
 from tests.app.world import SHAPES, World, checkpoint, sha256
 
 WEIGHTS = checkpoint(77)
@@ -94,6 +96,27 @@ def test_the_lineage_is_listed_filtered_and_paged(folded: World) -> None:
     assert numbers(f"source={sources[2]}") == [2]
     folded.client.patch("/models/merged", json={"keep_versions": 2})
     assert (numbers("available=true"), numbers("available=false")) == ([3, 2], [1])
+
+
+def test_the_best_version_is_named_and_sent(folded: World) -> None:
+    def tell(number: int, likelihood: float) -> None:
+        with folded.database.write() as session:
+            model = session.scalars(select(Model)).one()
+            version = session.get_one(Version, (model.id, number))
+            version.metrics = {"after": {"val": {"accuracy": 0.9, "log_likelihood": likelihood}}}
+
+    def sent(version: str) -> str:
+        answer = folded.client.get(f"/models/merged?version={version}")
+        return answer.headers["content-disposition"].partition("merged-v")[2][0]
+
+    assert folded.client.get("/models/merged/info").json()["best"] is None
+    assert sent("best") == "2"  # none says, so it is the newest
+    tell(1, -0.1)
+    tell(2, -0.2)
+    assert folded.client.get("/models/merged/info").json()["best"] == 1
+    assert [sent(version) for version in ("best", "newest", "1", "2")] == ["1", "2", "1", "2"]
+    assert folded.client.get("/models/merged?version=worst").status_code == 422
+    assert folded.client.get("/models/merged?version=7").status_code == 404
 
 
 def test_numbers_that_are_no_versions(folded: World) -> None:

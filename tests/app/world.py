@@ -191,11 +191,17 @@ class World:
         lease = lease or self.claim()
         with self.database.write() as session:
             base = session.get_one(Model, lease.queue_id).version
-            result = FoldResult(base, report("?"), {"accuracy": 0.1}, None, "accuracy fell")
+            verdict = {"outcome": "rejected", "reason": "accuracy fell", "change": None}
+            result = FoldResult(base, report("?"), {"accuracy": 0.1}, None, verdict)
             reject(session, lease, result, utc_now())
 
-    def try_out(self) -> None:
-        result = FoldResult(None, report("?"), {"accuracy": 0.5}, Blob("0" * 64, 1))
+    def try_out(self, *, refused: bool = False) -> None:
+        verdict = {
+            "outcome": "rejected" if refused else "accepted",
+            "reason": "accuracy fell" if refused else None,
+            "change": {"count": 100, "lost": 42, "gained": 1, "trend": "down"} if refused else None,
+        }
+        result = FoldResult(None, report("?"), {"accuracy": 0.5}, Blob("0" * 64, 1), verdict)
         lease = self.claim()
         with self.database.write() as session:
             record_trial(session, lease, result, utc_now())

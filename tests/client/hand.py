@@ -39,7 +39,8 @@ class Hand(World):
         with self.database.read() as session:
             job = session.get_one(Job, self.claim().job_id)
             source = session.get(Source, job.source_id) if job.source_id else None
-            return job.kind, source.name if source else ""
+            offered = job.candidate or {}
+            return job.kind, source.name if source else str(offered.get("name", ""))
 
     def _finish(self, kind: str, source: str) -> None:
         if kind == "validate":
@@ -47,7 +48,7 @@ class Hand(World):
         elif kind == "prepare":
             self.prepare()
         elif kind == "dry_run":
-            self.try_out()
+            self.try_out(refused=source.startswith("bad"))
         elif source.startswith("bad"):
             self.reject()
         elif source.startswith("broken"):

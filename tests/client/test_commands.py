@@ -116,6 +116,26 @@ class TestPush:
         report = json.loads(run("jobs", "report", job["id"]).stdout)
         assert report["schema"] == 1
 
+    def test_a_dry_run_says_what_would_become_of_it(
+        self, run: Run, world: World, model: str, source: Path
+    ) -> None:
+        try_out = ("push", model, source, "--dry-run", "--wait")
+        with working(world):
+            good = run(*try_out, "--fail-if-refused")
+            bad = run(*try_out, "--name", "bad")
+            failed = run(*try_out, "--name", "bad", "--fail-if-refused", code=1)
+
+        assert good.stdout.startswith("site-a.safetensors: would be accepted")
+        refused = "bad: would be refused: 42 of 100 lost, 1 gained\n"
+        assert bad.stdout == failed.stdout == refused
+
+    def test_what_would_be_refused_is_known_when_a_dry_run_has_ended(
+        self, run: Run, model: str, source: Path
+    ) -> None:
+        result = run("push", model, source, "--fail-if-refused", code=2)
+
+        assert "--dry-run and --wait" in result.output
+
     def test_bars_are_drawn_on_a_terminal(
         self, run: Run, world: World, model: str, source: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

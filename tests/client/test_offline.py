@@ -151,7 +151,7 @@ def test_it_ends_in_the_bytes_of_the_service(files: Path, tmp_path: Path, run: R
         {**source["metrics"], "transferred_share": source["transferred_share"]}
         for source in result["sources"]
     ]
-    assert printed == [folded.metrics.model_dump() for folded in (first, second)]
+    assert printed == [folded.metrics.model_dump(mode="json") for folded in (first, second)]
     assert sorted(path.name for path in Path().iterdir()) == ["aside", "out"]
 
 

@@ -21,8 +21,12 @@ from grasp_core import (
     FoldStopped,
     ModelSpec,
     Progress,
+    Runtime,
+    build_model,
     fold,
+    load_weights,
 )
+from grasp_core.evaluation import predict
 from grasp_core.methods import parse_config
 from tests.core.toy import (
     CLASSES,
@@ -73,6 +77,47 @@ def test_the_statistics_of_the_first_source_are_measured_as_those_of_every_other
         assert torch.allclose(tensor, versions["mean"][name], atol=1e-6), name
     statistics = "bn1.running_mean"
     assert not torch.allclose(versions["grasp"][statistics], Checkpoint(source)[statistics])
+
+
+def test_the_source_as_it_came_is_measured_beside_before_and_after(
+    merged: Path, source: Path, task: ToyTask, tmp_path: Path
+) -> None:
+    report = fold(TINY, source, task, tmp_path / "v2", merged=merged, config=quick(), force=True)
+
+    model = build_model(TINY)
+    load_weights(model, Checkpoint(source), torch.device("cpu"))
+    runtime = Runtime.choose(quick())
+    for split in ("val", "test"):
+        alone = predict(model, task, split, runtime, 16)
+        assert report.metrics.source is not None
+        assert getattr(report.metrics.source, split).accuracy == alone.metrics.accuracy
+    assert report.metrics.before is not None
+    assert report.metrics.after is not None
+    assert report.change is not None
+    for split in ("val", "test"):
+        counts, before = getattr(report.change, split), getattr(report.metrics.before, split)
+        after = getattr(report.metrics.after, split)
+        gained = round(after.count * (after.accuracy - before.accuracy))
+        assert counts.gained - counts.lost == gained
+    figures = report.figures
+    assert figures.source is not None
+    assert figures.source.val.count == 32
+    assert figures.change == report.change
+
+
+def test_a_source_is_not_measured_by_classes_it_does_not_know(
+    merged: Path, task: ToyTask, tmp_path: Path
+) -> None:
+    weights = tiny_weights(5)
+    for name in ("classifier.weight", "classifier.bias"):
+        weights[name] = weights[name][:2]
+    source = save(tmp_path / "two", weights, CLASSES[:2])
+
+    report = fold(TINY, source, task, tmp_path / "v2", merged=merged, config=quick(), force=True)
+
+    assert report.metrics.source is not None
+    confusion = report.metrics.source.val.confusion_matrix
+    assert [row[2] for row in confusion] == [0, 0, 0]
 
 
 def test_a_second_source_continues_the_line(

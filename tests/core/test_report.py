@@ -10,6 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from grasp_core.report import FoldReport
+from grasp_core.significance import wilson
 
 RECORDED = Path(__file__).parents[1] / "app" / "recorded_report.json"  # of schema 1
 
@@ -32,7 +33,7 @@ def test_a_report_of_the_first_schema_is_read() -> None:
     assert [p.transferred for p in report.parameters] == [
         p["transferred"] for p in old["parameters"]
     ]
-    assert json.loads(report.to_json())["metrics"] == old["metrics"]
+    assert json.loads(report.to_json())["metrics"] == old["metrics"] | {"source": None}
     assert report.given().keys() == {"source-0", "source-1", "source-2", "source-3"}
     assert FoldReport.model_validate_json(report.to_json()) == report
 
@@ -70,6 +71,9 @@ def test_figures_are_the_part_that_versions_keep() -> None:
             assert figures[moment][split] == {
                 "accuracy": found["accuracy"],
                 "per_class": found["per_class_accuracy"],
+                "count": found["count"],
+                "log_likelihood": found["log_likelihood"],
+                "interval": wilson(found["accuracy"], found["count"]),
             }
 
 

@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from grasp_core.significance import lower_tail, paired_p_value, upper_tail
+from grasp_core.report import PairedCounts
+from grasp_core.significance import (
+    lower_tail,
+    paired_p_value,
+    smallest_refused,
+    upper_tail,
+    wilson,
+)
 
 COUNTS = st.integers(0, 3000)
 CHANCES = st.floats(0.001, 0.999)
@@ -33,3 +40,33 @@ def test_the_paired_test_is_the_exact_sign_test(lost: int, gained: int) -> None:
 def test_a_million_examples_are_no_trouble() -> None:
     assert upper_tail(10**6, 502_000) == pytest.approx(stats.binom(10**6, 0.5).sf(501_999))
     assert upper_tail(10**6, 1) == 1.0
+
+
+@given(right=st.integers(0, 400), wrong=st.integers(0, 400))
+def test_the_interval_is_wilsons(right: int, wrong: int) -> None:
+    if count := right + wrong:
+        expected = stats.binomtest(right, count).proportion_ci(0.95, method="wilson")
+        assert wilson(right / count, count) == pytest.approx((expected.low, expected.high))
+
+
+@pytest.mark.parametrize(
+    ("count", "limit", "tries", "expected"),
+    [(100, 0.02, 1, 5), (100, 0.08, 1, 9), (10, 0.02, 10, 8), (6, 0.02, 1, 5), (4, 0.0, 1, None)],
+)
+def test_the_smallest_drop_that_is_refused(
+    count: int, limit: float, tries: int, expected: int | None
+) -> None:
+    assert smallest_refused(count, limit, 0.05, tries) == expected
+    for lost in range(1, count + 1):
+        refused = lost / count > limit and tries * 0.5**lost <= 0.05
+        assert refused == (expected is not None and lost >= expected)
+
+
+@pytest.mark.parametrize(
+    ("lost", "gained", "trend"),
+    [(0, 0, "same"), (4, 0, "same"), (5, 0, "down"), (0, 5, "up"), (20, 25, "same")],
+)
+def test_a_change_has_a_direction_where_chance_does_not_explain_it(
+    lost: int, gained: int, trend: str
+) -> None:
+    assert PairedCounts(count=50, lost=lost, gained=gained).trend == trend

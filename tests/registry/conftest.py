@@ -41,7 +41,8 @@ def result(
     """What a fold into version `base` leaves; without weights it was rejected."""
     made = None if weights is None else blob(weights)
     remembered = None if state is None else blob(state)
-    return FoldResult(base, '{"schema": 1}', {"accuracy": 0.5}, made, reason, remembered)
+    verdict = {"outcome": "rejected" if reason else "accepted", "reason": reason}
+    return FoldResult(base, '{"schema": 1}', {"accuracy": 0.5}, made, verdict, remembered)
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 from sqlalchemy import select
@@ -9,7 +10,7 @@ from sqlalchemy import select
 from registry import versions
 from registry.errors import BytesGone, LeaseLost, NotFound, NoVersion, StaleBase
 from registry.tables import Model, Version
-from tests.registry.conftest import World, blob
+from tests.registry.conftest import World, blob, result
 
 
 def lineage(world: World, model: Model) -> list[Version]:
@@ -81,8 +82,9 @@ def test_a_rejection_by_a_version_that_is_no_longer_the_newest_is_stale(world: W
     world.rollback(model, 1)
     before = world.rows()
 
+    worse = versions.FoldResult(1, "{}", {}, None, {"outcome": "rejected", "reason": "worse"})
     with pytest.raises(StaleBase), world.database.write() as session:
-        versions.reject(session, lease, versions.FoldResult(1, "{}", {}, None, "worse"), world.now)
+        versions.reject(session, lease, worse, world.now)
 
     assert world.rows() == before
 
@@ -183,6 +185,42 @@ def test_finding_versions(world: World) -> None:
         for absent in (0, 3, -1):
             with pytest.raises(NotFound, match=f"no version {absent}"):
                 versions.find_version(session, model, absent)
+
+
+def test_the_best_version_is_the_likeliest_whose_bytes_are_here(world: World) -> None:
+    model = world.ready_model()
+    likelihoods = {1: -0.5, 2: -0.2, 3: None, 4: -0.2, 5: -0.9}
+    for number, likelihood in likelihoods.items():
+        world.fold(model, str(number))
+        with world.database.write() as session:
+            version = session.get_one(Version, (model.id, number))
+            version.metrics = {"after": {"val": {"log_likelihood": likelihood}}}
+
+    def best() -> int | None:
+        with world.database.read() as session:
+            return versions.find_best(session, session.get_one(Model, model.id))
+
+    assert best() == 4
+    with world.database.write() as session:
+        session.get_one(Model, model.id).keep_versions = 1
+        versions.prune(session, session.get_one(Model, model.id), world.now)
+    assert best() == 5
+    with world.database.write() as session:
+        session.get_one(Version, (model.id, 5)).metrics = {"after": None}
+    assert best() is None
+
+
+def test_a_learning_rate_that_was_probed_is_kept_with_the_model(world: World) -> None:
+    model = world.ready_model()
+    found = {"rate": 1e-3, "probe": [{"rate": 1e-3}]}
+    for number, learning_rate in ((1, found), (2, None)):
+        _, job, _ = world.offer(model, str(number))
+        lease = world.lease_of(job)
+        made = replace(result(number - 1 or None, str(number)), learning_rate=learning_rate)
+        with world.database.write() as session:
+            versions.publish(session, lease, made, world.now)
+
+    assert world.get(Model, model.id).learning_rate == found | {"version": 1}
 
 
 def test_only_the_last_versions_keep_their_weights(world: World) -> None:

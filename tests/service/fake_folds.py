@@ -30,7 +30,7 @@ from grasp_core.operations import (
     TargetSummary,
     ValidateTarget,
 )
-from grasp_core.report import Accuracies, Figures, SplitAccuracies
+from grasp_core.report import Accuracies, Figures, FoldVerdict, SplitAccuracies
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -210,8 +210,7 @@ class FakeFold(FoldSource):
                     "stages": [{"name": "refine", "seconds": TICK_S, "peak_bytes": 1}],
                 }
             ),
-            outcome="accepted",
-            reason=None,
+            verdict=FoldVerdict(outcome="accepted"),
             sha256=hashlib.sha256(merged).hexdigest(),
             size=len(merged),
             metrics=Figures(

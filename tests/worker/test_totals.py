@@ -12,7 +12,7 @@ from opentelemetry.trace import INVALID_SPAN
 
 from grasp_core.methods import METHODS
 from grasp_core.operations import Folded
-from grasp_core.report import Accuracies, Figures, SplitAccuracies
+from grasp_core.report import Accuracies, Figures, FoldVerdict, SplitAccuracies
 from registry.jobs.totals import SHARES, Totals
 from registry.jobs.transitions import Failure
 from registry.tables import Worker
@@ -45,7 +45,8 @@ def folded(
         after=splits if measured else None,
         transferred_share=share,
     )
-    return Folded(json.dumps({"stages": stages}), outcome, None, None, None, metrics)
+    verdict = FoldVerdict(outcome=outcome)
+    return Folded(json.dumps({"stages": stages}), verdict, None, None, metrics)
 
 
 def totals(tally: Tally) -> Totals:
