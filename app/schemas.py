@@ -29,6 +29,7 @@ from grasp_core.config import MAX_OPTIONS, FoldConfig, Frozen, KindOptions
 from grasp_core.kinds import DEFAULT, Kind, check_augmentation, read_options
 from grasp_core.methods import parse_config
 from grasp_core.report import FoldVerdict, LearningRate
+from grasp_core.sensitivity import Sensitivity
 from registry.jobs.states import JobKind, JobStatus, ModelStatus, TargetStatus
 from registry.tables import DeviceClass, ProblemKind
 
@@ -142,6 +143,10 @@ class TargetRead(Out):
     )
     broken_count: int | None
     fingerprint: str | None
+    sensitivity: Sensitivity | None = Field(
+        description="What a gate with its defaults can see; in lists null where counts are."
+    )
+    warnings: list[str] = Field(description="What to think of before relying on it.")
     error: JobError | None
     job: str
     created_at: datetime
@@ -309,6 +314,7 @@ class ModelInfo(ModelRead):
         description="The version with the best validation log-likelihood, which need not be the"
         " newest; null: none says."
     )
+    sensitivity: Sensitivity | None = Field(description="What its gate can see of its target.")
     sources: dict[JobStatus, int] = Field(
         description="How many sources were accepted (succeeded), rejected, and so on."
     )

@@ -16,6 +16,8 @@ from app.schemas import (
     VersionRead,
     WorkerRead,
 )
+from grasp_core.config import GateConfig
+from grasp_core.sensitivity import Sensitivity
 from registry.briefs import load_briefly
 from registry.jobs.states import RETRIABLE, TERMINAL
 from registry.jobs.transitions import Failure
@@ -75,8 +77,15 @@ def _has_report(job: Job) -> bool:
     return job.kind in ("fold", "dry_run") and job.status in ("succeeded", "rejected")
 
 
+def see(target: Target, gate: GateConfig) -> Sensitivity | None:
+    """What a gate can see of a target, once its examples are counted."""
+    counts = ((target.summary or {}).get("counts") or {}).get("val")
+    return Sensitivity.of(counts, gate) if counts else None
+
+
 def serialize_target(target: Target) -> TargetRead:
     summary: Mapping[str, Any] = target.summary or {}
+    sensitivity = see(target, GateConfig())
     return TargetRead(
         id=target.id,
         name=target.name,
@@ -92,6 +101,8 @@ def serialize_target(target: Target) -> TargetRead:
         broken=summary.get("broken"),
         broken_count=summary.get("broken_count"),
         fingerprint=summary.get("fingerprint"),
+        sensitivity=sensitivity,
+        warnings=[sensitivity.warning] if sensitivity and sensitivity.warning else [],
         error=target.error,
         job=target.job_id,
         created_at=target.created_at,

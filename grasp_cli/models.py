@@ -181,7 +181,7 @@ def show_model(session: Session, model: ModelName) -> None:
 
 
 def _details(session: Session, model: Model) -> Table:
-    from grasp_cli.tables import accuracy, age, details, size, some, status
+    from grasp_cli.tables import accuracy, age, details, sight, size, some, status
 
     sources = [f"{count} {word}" for word, count in (model.sources or {}).items()]
     return details(
@@ -203,6 +203,7 @@ def _details(session: Session, model: Model) -> Table:
             "accuracy": model.metrics
             and f"{accuracy(model.metrics, 'val', spread=True)} val,"
             f" {accuracy(model.metrics, 'test', spread=True)} test",
+            "gate": model.sensitivity and sight(model.sensitivity),
             "size": model.size and size(model.size),
             "sha256": model.sha256,
             "learning rate": model.learning_rate and _describe(model.learning_rate),

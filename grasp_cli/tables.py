@@ -14,6 +14,7 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from grasp_client import Grasp, Job, Model, Source, Target, Version
+    from grasp_client.protocol import Sensitivity
 
 COLOURS = {
     "ready": "green",
@@ -98,9 +99,10 @@ def jobs_table(jobs: Sequence[Job], names: Mapping[str, str]) -> Rows | Text:
 def versions_table(versions: Sequence[Version], best: int | None) -> Rows | Text:
     rows = (
         (
-            f"{version.number}, best" if version.number == best else shown(version.number),
+            shown(version.number),
             accuracy(version.metrics, "val", spread=True),
             accuracy(version.metrics, "test", spread=True),
+            "best" if version.number == best else "",
             shown(version.rollback_of and f"rollback to {version.rollback_of}"),
             size(version.size) if version.available else "deleted",
             version.sha256[:12],
@@ -108,7 +110,7 @@ def versions_table(versions: Sequence[Version], best: int | None) -> Rows | Text
         )
         for version in versions
     )
-    columns = ("version", "val", "test", "from", "size", "sha256", "made")
+    columns = ("version", "val", "test", "", "from", "size", "sha256", "made")
     return listed(columns, rows, "no versions yet: the first source that is folded makes one")
 
 
@@ -195,6 +197,18 @@ def change(metrics: Mapping[str, Any] | None, split: str) -> str:
     """The accuracy before and after a fold; a first source has no before."""
     before, after = (accuracy(metrics, split, moment) for moment in ("before", "after"))
     return after if before == "-" else f"{before} → {after}"
+
+
+def sight(found: Sensitivity) -> str:
+    """What a gate can see of a target."""
+
+    def points(share: float | None) -> str:
+        return "none" if share is None else f"from {100 * share:.1f} points on"
+
+    return (
+        f"of {found.count} validation examples it sees a fall {points(found.overall)}, of one class"
+        f" {points(found.one_class)}"
+    )
 
 
 def size(count: float | None) -> str:

@@ -69,7 +69,7 @@ def show_target(session: Session, target: TargetName) -> None:
 
 
 def _details(target: Target) -> Table:
-    from grasp_cli.tables import age, details, size, some, status
+    from grasp_cli.tables import age, details, sight, size, some, status
 
     return details(
         {
@@ -84,6 +84,8 @@ def _details(target: Target) -> Table:
             "broken": target.broken_count or None,
             "classes": target.classes and some(target.classes),
             **{split: _counted(counts) for split, counts in (target.counts or {}).items()},
+            "gate": target.sensitivity and sight(target.sensitivity),
+            "warning": "; ".join(target.warnings) or None,
             "fingerprint": target.fingerprint,
             "job": target.job.id,
             "made": age(target.created_at),

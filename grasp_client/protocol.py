@@ -171,6 +171,15 @@ class Verdict(BaseModel):
         return self.outcome == "accepted"
 
 
+class Sensitivity(BaseModel):
+    """What a gate can see of a target: the smallest falls of validation accuracy it refuses."""
+
+    count: int  # validation examples
+    overall: float | None  # None: it sees none
+    one_class: float | None  # of the class of which least can be seen
+    classes: int
+
+
 class ProbedRate(BaseModel):
     """A learning rate that was tried, and how good the model was at its best."""
 

@@ -195,6 +195,11 @@ class GateConfig(Frozen):
     max_class_drop: Fraction | None = Field(
         None, description="The same for one class, if it should differ."
     )
+    mode: Literal["chance", "not_worse"] = Field(
+        "chance",
+        description="chance: a larger fall is refused if chance does not explain it; not_worse: any"
+        " larger fall is.",
+    )
     significance: float = Field(
         0.05,
         gt=0.0,

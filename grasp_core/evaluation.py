@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from grasp_core.data import SplitName
-from grasp_core.report import Metrics, PairedCounts
+from grasp_core.report import CHANCE, Metrics, PairedCounts
 from grasp_core.runtime import Runtime
+from grasp_core.significance import upper_tail
 from grasp_core.tasks import Task
 
 SAME = 1e-6  # probabilities this near to each other differ by rounding only
@@ -25,6 +26,12 @@ class Predictions:
     labels: NDArray[np.int64]  # (N,)
     right: NDArray[np.bool_]  # (N,): whether the true class is the most probable
     constant: bool  # every example gets the same answer: the model does not see its inputs
+
+    @property
+    def beats_guessing(self) -> bool:
+        """By more than chance explains."""
+        guess = 1 / max(len(self.metrics.per_class_count), 1)
+        return upper_tail(len(self.right), int(self.right.sum()), guess) <= CHANCE
 
 
 def evaluate(

@@ -41,6 +41,7 @@ from grasp_core.state import NEXT_FILE, keep_state, open_state, publish_state
 from grasp_core.tasks import Task
 from grasp_core.workbench import Workbench
 
+USELESS = "as it came, the source does no better than guessing here: there may be nothing to take"
 EXTREME_SHARE = 0.01  # nearer to 0 or 1 than this, a method did not really choose
 
 
@@ -136,7 +137,10 @@ def fold(
                 "worth": Worth.measure(metrics),
                 "provenance": provenance,
                 "stages": tuple(recorder.stages),
-                "warnings": (*_begin_warnings(method, inputs), *_share_warnings(method, refined)),
+                "warnings": (
+                    *_begin_warnings(method, inputs),
+                    *_share_warnings(method, refined, as_it_came),
+                ),
                 **_describe_refined(refined),
             }
         )
@@ -376,20 +380,21 @@ def _begin_warnings(method: AnyMethod, inputs: Inputs) -> tuple[str, ...]:
     )
 
 
-def _share_warnings(method: AnyMethod, refined: Refined) -> tuple[str, ...]:
+def _share_warnings(method: AnyMethod, refined: Refined, source: Evaluation) -> tuple[str, ...]:
     """A warning where a method that chooses has chosen next to nothing, or next to everything."""
     share, advice = refined.merge.share, method.advice
     if advice is None or refined.merge.adopted:
         return ()
     if share < EXTREME_SHARE:
+        advised = advice.too_little if source.val.beats_guessing else USELESS
         return (
-            f"only {share:.2%} of the parameters were transferred, so this fold is little more than"
-            f" fine-tuning; {advice.too_little}",
+            f"only {share:.2%} of the merged weights are the source's, so this fold is little more"
+            f" than fine-tuning; {advised}",
         )
     if share > 1 - EXTREME_SHARE:
         return (
-            f"{share:.2%} of the parameters were transferred, so the source all but replaced the"
-            f" merged model; {advice.too_much}",
+            f"{share:.2%} of the merged weights are the source's, so it all but replaced the merged"
+            f" model; {advice.too_much}",
         )
     return ()
 

@@ -152,7 +152,8 @@ def _compare(
 
     def refused(lost: int) -> bool:
         too_far = (lost - gained) / count > limit + ROUNDING
-        return too_far and p_value(lost) <= config.significance + ROUNDING
+        by_chance = p_value(lost) > config.significance + ROUNDING
+        return too_far and (config.mode == "not_worse" or not by_chance)
 
     detectable = next(filter(refused, range(gained + 1, right + 1)), None)
     return Comparison(

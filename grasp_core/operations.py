@@ -24,8 +24,10 @@ from grasp_core.spec import ModelSpec
 
 if TYPE_CHECKING:
     from grasp_core import FoldReport, Progress
+    from grasp_core.data import Fractions
 
 LISTED = 20  # broken examples that a summary names; it counts them all
+LEGACY_FRACTIONS = (0.7, 0.1, 0.2)  # of targets whose summary has none: it was so for all
 DECODED_BYTES = 2**40  # that a target's rows may take, unless somebody says less
 
 
@@ -46,6 +48,7 @@ class TargetSummary:
     broken_count: int
     images: int  # examples of whichever kind that can be used: clients know it by this name
     samples: tuple[dict[str, str], ...] = ()  # a few: class, split, and png or text
+    fractions: Fractions | None = None  # by which splits were drawn; None: by an older release
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,7 @@ class ValidateTarget:
             broken_count=len(target.broken),
             images=sum(sum(found.values()) for found in counts.values()),
             samples=samples,
+            fractions=target.fractions,
         )
 
 
@@ -142,6 +146,7 @@ class PrepareModel:
     kind: str = DEFAULT
     base: Path | None = None  # what the sources were fine-tuned from
     max_decoded_bytes: int = DECODED_BYTES
+    fractions: Fractions | None = None  # as in the target's summary
 
     def run(self, report: ReportProgress) -> Prepared:
         """Raises ArchitectureError for what cannot be built, ConfigError for missing classes,
@@ -161,6 +166,7 @@ class PrepareModel:
             spec,
             cache_dir=self.cache_dir,
             limits=Limits(max_decoded_bytes=self.max_decoded_bytes),
+            fractions=self.fractions,
             fingerprint=self.target_fingerprint,
             progress=_decoding(report),
         )
@@ -229,6 +235,7 @@ class FoldSource:
     learning_rate: float | None = None  # that an earlier fold found
     dry_run: bool = False  # only measured: whatever comes of it is not published
     max_decoded_bytes: int = DECODED_BYTES
+    fractions: Fractions | None = None  # as in the target's summary
 
     def run(self, report: ReportProgress) -> Folded:
         """Raises CheckpointError for a file that is no such model, and what else `fold` raises."""
@@ -240,6 +247,7 @@ class FoldSource:
             self.spec,
             cache_dir=self.cache_dir,
             limits=Limits(max_decoded_bytes=self.max_decoded_bytes),
+            fractions=self.fractions,
             fingerprint=self.target_fingerprint,
             progress=_decoding(report, share=0.0),
         )

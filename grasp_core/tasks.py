@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from grasp_core.config import Frozen
-from grasp_core.data import Array, IndexArray, Limits, SplitName, TargetData
+from grasp_core.data import Array, Fractions, IndexArray, Limits, SplitName, TargetData
 from grasp_core.data.target import DEFAULT_LIMITS
 from grasp_core.errors import TargetError
 from grasp_core.kinds import find_kind
@@ -83,6 +83,7 @@ def open_task(
     *,
     cache_dir: str | Path | None = None,
     limits: Limits = DEFAULT_LIMITS,
+    fractions: Fractions | None = None,
     fingerprint: str | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> Task:
@@ -99,6 +100,7 @@ def open_task(
             spec,
             cache_dir=Path(cache_dir) if cache_dir else None,
             limits=limits,
+            fractions=fractions,
             fingerprint=fingerprint,
             progress=progress,
         )

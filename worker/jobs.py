@@ -17,6 +17,7 @@ from grasp_core.config import FoldConfig
 from grasp_core.errors import GraspError, TargetError
 from grasp_core.methods import parse_config
 from grasp_core.operations import (
+    LEGACY_FRACTIONS,
     Folded,
     FoldSource,
     Operation,
@@ -85,6 +86,7 @@ def read_job(session: Session, lease: Lease, settings: Settings) -> JobSpec:
     if job.kind == "validate":
         return _on_target(target, settings, partial(ValidateTarget, kind=target.kind, **decoded))
     summary = _summary(target)
+    train, val, test = summary.get("fractions") or LEGACY_FRACTIONS
     model = session.get_one(Model, job.model_id)
     if job.kind == "prepare":
         prepare = partial(
@@ -95,6 +97,7 @@ def read_job(session: Session, lease: Lease, settings: Settings) -> JobSpec:
             preprocessing=model.preprocessing,
             target_fingerprint=summary["fingerprint"],
             target_classes=tuple(summary["classes"]),
+            fractions=(train, val, test),
             **decoded,
         )
         return _on_target(target, settings, prepare, **base_inputs(model))
@@ -115,6 +118,7 @@ def read_job(session: Session, lease: Lease, settings: Settings) -> JobSpec:
         state_output=folder / STATE_OUTPUT,
         dry_run=job.kind == "dry_run",
         learning_rate=model.learning_rate["rate"] if model.learning_rate else None,
+        fractions=(train, val, test),
         **decoded,
     )
     shared = model_inputs(session, model)

@@ -19,9 +19,9 @@ from app.pages.rendering import PageDep
 from app.pages.reports import Origins, flat, origins, read_report, source_names
 from app.pages.versions import accuracy, accuracy_chart, class_table, load_lineage, trend
 from app.schemas import JobRead, ModelRead, SourceRead
-from app.serializers import serialize_job, serialize_model, serialize_sources, serialize_target
+from app.serializers import see, serialize_job, serialize_model, serialize_sources, serialize_target
 from app.service import ServiceDep
-from grasp_core.config import FoldConfig
+from grasp_core.config import FoldConfig, GateConfig
 from grasp_core.kinds import KINDS
 from grasp_core.methods import METHODS
 from registry.lookup import MAX_PAGE, find_named, list_page
@@ -146,6 +146,9 @@ def model_page(model: Reference, service: ServiceDep, page: PageDep) -> HTMLResp
             entries=entries,
             newest=entries[-1] if entries else None,
             best=find_best(session, row),
+            sensitivity=see(
+                session.get_one(Target, row.target_id), GateConfig.model_validate(row.merge["gate"])
+            ),
             chart=accuracy_chart(entries) if entries else None,
             classes=class_table(entries, row.classes or ()),
             origins=_newest_origins(session, row),

@@ -27,9 +27,9 @@ from app.schemas import (
     ModelUpdate,
     Page,
 )
-from app.serializers import model_fields, serialize_job, serialize_model, serialize_source
+from app.serializers import model_fields, see, serialize_job, serialize_model, serialize_source
 from app.service import Service, ServiceDep
-from grasp_core.config import FoldConfig, Frozen
+from grasp_core.config import FoldConfig, Frozen, GateConfig
 from grasp_core.kinds import Kind, check_augmentation, find_kind
 from grasp_core.methods import METHODS, asks_for_probe
 from registry.blobs.base import Blob
@@ -215,6 +215,10 @@ def _info(service: Service, session: Session, model: Model) -> ModelInfo:
             "size": newest.size if newest else None,
             "metrics": newest.metrics if newest else None,
             "best": find_best(session, model),
+            "sensitivity": see(
+                session.get_one(Target, model.target_id),
+                GateConfig.model_validate(model.merge["gate"]),
+            ),
             "sources": _count_sources(session, model),
         }
     )

@@ -200,7 +200,7 @@ def _table(results: Sequence[SourceResult]) -> RenderableType:
         )
         for each in results
     ]
-    columns = ("source", "alone", "fold", "transferred", "version", "merged model")
+    columns = ("source", "alone", "fold", "from it", "version", "merged model")
     return listed(columns, rows, "no sources")
 
 

@@ -13,7 +13,7 @@ from grasp_client._async.downloads import AsyncDownload
 from grasp_client._async.jobs import AsyncJob, AsyncJobHandle
 from grasp_client._async.records import AsyncCollection, AsyncRecord
 from grasp_client.files import Progress, existing_file, form, sha256_of
-from grasp_client.protocol import Blob, JobProblem, LearningRate, given, path
+from grasp_client.protocol import Blob, JobProblem, LearningRate, Sensitivity, given, path
 
 
 class AsyncModel(AsyncRecord):
@@ -44,6 +44,7 @@ class AsyncModel(AsyncRecord):
     sha256: str | None = None
     size: int | None = None
     metrics: dict[str, Any] | None = None
+    sensitivity: Sensitivity | None = None  # of its gate, to its target
     best: int | None = None  # the version that is, by validation log-likelihood
     sources: dict[str, int] | None = None
 

@@ -13,7 +13,7 @@ from grasp_client._async.jobs import AsyncJob, AsyncJobHandle
 from grasp_client._async.records import AsyncCollection, AsyncRecord
 from grasp_client._async.uploads import send
 from grasp_client.files import Progress, existing_file, zip_folder
-from grasp_client.protocol import JobProblem, given, path
+from grasp_client.protocol import JobProblem, Sensitivity, given, path
 
 
 class AsyncTarget(AsyncRecord):
@@ -33,6 +33,8 @@ class AsyncTarget(AsyncRecord):
     broken: list[dict[str, str]] | None
     broken_count: int | None
     fingerprint: str | None
+    sensitivity: Sensitivity | None = None  # of a gate with its defaults
+    warnings: list[str] = []  # what to think of before relying on it
     error: JobProblem | None
     job: AsyncJobHandle
     created_at: datetime

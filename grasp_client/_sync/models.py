@@ -14,7 +14,7 @@ from grasp_client._sync.downloads import Download
 from grasp_client._sync.jobs import Job, JobHandle
 from grasp_client._sync.records import Collection, Record
 from grasp_client.files import Progress, existing_file, form, sha256_of
-from grasp_client.protocol import Blob, JobProblem, LearningRate, given, path
+from grasp_client.protocol import Blob, JobProblem, LearningRate, Sensitivity, given, path
 
 
 class Model(Record):
@@ -45,6 +45,7 @@ class Model(Record):
     sha256: str | None = None
     size: int | None = None
     metrics: dict[str, Any] | None = None
+    sensitivity: Sensitivity | None = None  # of its gate, to its target
     best: int | None = None  # the version that is, by validation log-likelihood
     sources: dict[str, int] | None = None
 

@@ -14,7 +14,7 @@ from grasp_client._sync.jobs import Job, JobHandle
 from grasp_client._sync.records import Collection, Record
 from grasp_client._sync.uploads import send
 from grasp_client.files import Progress, existing_file, zip_folder
-from grasp_client.protocol import JobProblem, given, path
+from grasp_client.protocol import JobProblem, Sensitivity, given, path
 
 
 class Target(Record):
@@ -34,6 +34,8 @@ class Target(Record):
     broken: list[dict[str, str]] | None
     broken_count: int | None
     fingerprint: str | None
+    sensitivity: Sensitivity | None = None  # of a gate with its defaults
+    warnings: list[str] = []  # what to think of before relying on it
     error: JobProblem | None
     job: JobHandle
     created_at: datetime

@@ -16,6 +16,7 @@ from grasp_core.data.contents import (
     fetch,
 )
 from grasp_core.data.formats import Format
+from grasp_core.data.splits import Fractions
 from grasp_core.data.target import Split, TargetData
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Contents",
     "Decoder",
     "Format",
+    "Fractions",
     "IndexArray",
     "Limits",
     "Sample",

@@ -5,6 +5,7 @@ And what examples must fulfil before a fold relies on them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,19 @@ UNGIVEN = -1  # otherwise an index into SPLITS
 TRAIN = SPLITS.index("train")
 Fractions = tuple[float, float, float]
 SplitArray = NDArray[np.int8]
+LEAST_VAL, MOST_VAL = 20, 0.3  # examples that validate; the share that must not be passed for it
 NAMED = 10  # broken examples that the error lists
+
+
+def choose_fractions(counts: Sequence[int]) -> Fractions:
+    """Of so many examples of each class: 70 % train, 10 % validate, 20 % test. Of few, more
+    validate: 20 examples or, where that would be more than 30 %, as many as are 30 %; a few more
+    where classes are so small that they can only be parted so."""
+    wanted = min(LEAST_VAL, math.floor(MOST_VAL * sum(counts)))
+    percent = 10
+    while percent < 40 and sum(round(n * percent / 100) for n in counts) < wanted:
+        percent += 1
+    return (round(0.8 - percent / 100, 2), percent / 100, 0.2)
 
 
 def assign_splits(

@@ -20,6 +20,7 @@ from grasp_core.data.splits import (
     check_classes,
     check_fractions,
     check_splits,
+    choose_fractions,
 )
 from grasp_core.errors import TargetError
 
@@ -51,6 +52,7 @@ class TargetData:
     classes: tuple[str, ...]
     fingerprint: str
     broken: tuple[Broken, ...]
+    fractions: Fractions  # by which splits were drawn that the data does not give
     train: Split
     val: Split
     test: Split
@@ -64,7 +66,7 @@ class TargetData:
         *,
         cache_dir: str | Path | None = None,
         split_seed: int = 0,
-        fractions: Fractions = (0.7, 0.1, 0.2),
+        fractions: Fractions | None = None,
         max_broken: float = 0.01,
         fingerprint: str | None = None,
         limits: Limits = DEFAULT_LIMITS,
@@ -73,11 +75,13 @@ class TargetData:
         """Data in any of the formats, decoded into the cache unless it is there already.
 
         With a known `fingerprint`, data that is cached is not touched, and other data must have it.
-        Splits that the data does not give are drawn with `split_seed`, `fractions` of each class.
+        Splits that the data does not give are drawn with `split_seed`, `fractions` of each class;
+        without them, as `choose_fractions` says.
         Raises TargetError if the data cannot be used or has changed, BrokenExamples if more than
         the share `max_broken` of it does not decode, and ConfigError for impossible fractions.
         """
-        check_fractions(fractions)
+        if fractions is not None:
+            check_fractions(fractions)
         path = Path(path)
         found = fingerprint or _fingerprint(path, formats, limits)
         root = Path(cache_dir) if cache_dir else Path.home() / ".cache" / "grasp"
@@ -96,10 +100,12 @@ class TargetData:
             progress(1.0)
         check_broken(index, max_broken)
         check_classes(index)
+        if fractions is None:
+            fractions = choose_fractions(np.bincount(index.labels).tolist())
         splits = assign_splits(index.splits, index.labels, index.names, split_seed, fractions)
         check_splits(index, splits, fractions)
         train, val, test = (_split(stored, splits, name) for name in SPLITS)
-        return cls(index.classes, found, index.broken, train, val, test)
+        return cls(index.classes, found, index.broken, fractions, train, val, test)
 
     def split(self, name: SplitName) -> Split:
         return {"train": self.train, "val": self.val, "test": self.test}[name]

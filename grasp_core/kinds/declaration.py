@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from grasp_core.checkpoints import CheckpointInfo
-    from grasp_core.data import Limits, TargetData
+    from grasp_core.data import Fractions, Limits, TargetData
     from grasp_core.spec import ModelSpec
     from grasp_core.tasks import Task
 
@@ -77,6 +77,7 @@ class Implementation(Protocol):
         *,
         cache_dir: Path | None,
         limits: Limits,
+        fractions: Fractions | None,
         fingerprint: str | None,
         progress: Progress | None,
     ) -> Task:

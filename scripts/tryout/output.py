@@ -1,9 +1,10 @@
 """Whether a command printed what a page says: loosely, because ids and measured figures vary.
 
 `…` stands for anything. A decimal or a per cent on a page was measured, on one processor: any other
-number will do, however many digits it has. Ids, digests and times are compared by their shape,
-white space not at all; everything else, whole numbers too, must be as it is written. An id that the
-page shows stands for the one that came instead of it, from then on.
+number will do, however many digits it has; but what looks like an accuracy, with three digits or
+four, must be near. Ids, digests and times are compared by their shape, white space not at all;
+everything else, whole numbers too, must be as it is written. An id that the page shows stands for
+the one that came instead of it, from then on.
 """
 
 import re
@@ -14,6 +15,8 @@ TOKENS = re.compile(
     r"|(?P<time>\d{4}-\d\d-\d\dT[\d:.]+Z)"
     r"|(?P<measured>(?<![\d.])\d+\.\d+(?!\.?\d)|\d+(?=\s?%))|(?P<space>\s+)"
 )
+ACCURACY = re.compile(r"0\.\d{3,4}|1\.000\d?")
+MARGIN = 0.15  # between processors, which round in other ways
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r")
 SHAPES = {
     "anything": r".*?",
@@ -36,26 +39,36 @@ class Memory:
     def compare(self, expected: str, printed: str) -> bool:
         """Whether they agree; then the new ids are remembered."""
         new: list[str] = []
-        pattern = "".join(self._patterns(expected, new))
+        accuracies: list[float] = []
+        pattern = "".join(self._patterns(expected, new, accuracies))
         found = re.fullmatch(pattern, ESCAPES.sub("", printed).strip(), re.DOTALL)
         if found is None:
             return False
-        self._came.update(zip(new, found.groups(), strict=True))
-        return True
+        self._came.update({shown: found[f"id{number}"] for number, shown in enumerate(new)})
+        return all(
+            abs(float(found[f"accuracy{number}"]) - value) <= MARGIN
+            for number, value in enumerate(accuracies)
+        )
 
-    def _patterns(self, expected: str, new: list[str]) -> list[str]:
+    def _patterns(self, expected: str, new: list[str], accuracies: list[float]) -> list[str]:
         patterns, position = [], 0
         for token in TOKENS.finditer(expected.strip()):
             patterns.append(re.escape(expected.strip()[position : token.start()]))
             position = token.end()
             kind = token.lastgroup or ""
-            patterns.append(self._id(token[0], new) if kind == "id" else SHAPES[kind])
+            if kind == "id":
+                patterns.append(self._id(token[0], new))
+            elif kind == "measured" and ACCURACY.fullmatch(token[0]):
+                patterns.append(f"(?P<accuracy{len(accuracies)}>{SHAPES[kind]})")
+                accuracies.append(float(token[0]))
+            else:
+                patterns.append(SHAPES[kind])
         return [*patterns, re.escape(expected.strip()[position:])]
 
     def _id(self, shown: str, new: list[str]) -> str:
         if shown in self._came:
             return re.escape(self._came[shown])
         if shown in new:
-            return rf"(?:\{new.index(shown) + 1})"
+            return f"(?P=id{new.index(shown)})"
         new.append(shown)
-        return rf"({shown.partition('_')[0]}_[0-9a-z]{{26}})"
+        return rf"(?P<id{len(new) - 1}>{shown.partition('_')[0]}_[0-9a-z]{{26}})"

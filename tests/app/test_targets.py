@@ -36,6 +36,26 @@ def test_a_validated_target_tells_its_classes_and_counts(world: World) -> None:
     assert {name: shown[name] for name in SUMMARY} == SUMMARY
 
 
+def test_a_target_says_what_a_gate_can_see_of_it(world: World) -> None:
+    world.ready_target("few", counts={"train": {"F": 60}, "val": {"F": 3, "M": 3}, "test": {}})
+    world.post_model("merged", "few", merge={"gate": {"mode": "not_worse"}})
+
+    target = world.client.get("/targets/few").json()
+    model = world.client.get("/models/merged/info").json()
+    page = world.client.get("/ui/targets/few", headers={"accept": "text/html"}).text
+
+    assert target["sensitivity"] == {
+        "count": 6,
+        "overall": pytest.approx(5 / 6),
+        "one_class": None,
+        "classes": 2,
+    }
+    assert target["warnings"][0].startswith("only 6 examples validate")
+    assert model["sensitivity"]["overall"] == pytest.approx(1 / 6)
+    assert "only 6 examples validate" in page
+    assert "a fall of accuracy from <b>83.3</b> points on" in page
+
+
 def test_a_folder_below_a_data_root_is_used_where_it_lies(
     make_world: Callable[..., World], tmp_path: Path
 ) -> None:

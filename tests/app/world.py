@@ -146,10 +146,10 @@ class World:
         assert lease is not None
         return lease
 
-    def validate(self, samples: Sequence[Mapping[str, str]] = ()) -> None:
+    def validate(self, samples: Sequence[Mapping[str, str]] = (), **summary: Any) -> None:
         lease = self.claim()
         with self.database.write() as session:
-            record_validation(session, lease, SUMMARY, utc_now(), samples=samples)
+            record_validation(session, lease, SUMMARY | summary, utc_now(), samples=samples)
 
     def prepare(self) -> None:
         lease = self.claim()
@@ -220,10 +220,10 @@ class World:
 
     # Both together
 
-    def ready_target(self, name: str = "faces") -> str:
+    def ready_target(self, name: str = "faces", **summary: Any) -> str:
         created = self.post_target(name)
         assert created.status_code == 202, created.text
-        self.validate()
+        self.validate(**summary)
         return str(created.json()["target"]["id"])
 
     def ready_model(self, name: str = "merged", target: str = "faces", **options: Any) -> str:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grasp_core.data import SPLITS
-from grasp_core.data.splits import TRAIN, UNGIVEN, assign_splits
+from grasp_core.data.splits import TRAIN, UNGIVEN, assign_splits, choose_fractions
 from grasp_core.errors import ConfigError, TargetError
 from grasp_core.kinds.image.config import Preprocessing
 from grasp_core.kinds.image.formats import open_images
@@ -91,6 +91,29 @@ def test_a_missing_split_is_cut_from_train(kept: Any, drawn: int, share: float) 
     given_splits = np.array(before)
     assert (after[given_splits != TRAIN] == given_splits[given_splits != TRAIN]).all()
     assert abs(np.mean(after[given_splits == TRAIN] == drawn) - share) < 0.02
+
+
+@pytest.mark.parametrize(
+    ("counts", "val"),
+    [
+        ([100] * 10, 100),
+        ([500, 500], 100),
+        ([100, 100], 20),
+        ([18] * 4, 20),
+        ([8] * 9, 20),
+        ([7] * 10, 20),
+        ([10, 10], 6),
+        ([40, 3], 12),
+    ],
+)
+def test_of_few_examples_more_validate(counts: list[int], val: int) -> None:
+    fractions = choose_fractions(counts)
+    labels = [label for label, count in enumerate(counts) for _ in range(count)]
+    drawn = Counter(_draw(labels, fractions=fractions))
+
+    assert sum(fractions) == pytest.approx(1)
+    assert val <= drawn[1] <= val + len(counts)
+    assert drawn[0] >= 0.35 * len(labels)
 
 
 def test_only_train_is_as_good_as_no_splits() -> None:

@@ -30,7 +30,7 @@ def target_of(labels: list[int], classes: int, seed: int = 0) -> TargetData:
     train = Split("train", np.array(labels, np.int64), rows, mapped)
     none = Split("val", train.labels[:0], rows[:0], mapped)
     names = tuple(f"class {label}" for label in range(classes))
-    return TargetData(names, "f" * 64, (), train, none, none)
+    return TargetData(names, "f" * 64, (), (1.0, 0.0, 0.0), train, none, none)
 
 
 def pixels(image: dict[str, str]) -> bytes:

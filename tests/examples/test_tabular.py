@@ -156,7 +156,7 @@ def test_the_service_knows_the_kind_of_what_it_is_told(story: Story) -> None:
 
     assert (target["kind"], target["status"], target["images"]) == ("tabular", "ready", 178)
     assert set(target["classes"]) == set(CLASSES)
-    assert sum(target["counts"]["train"].values()) == 124
+    assert sum(target["counts"]["train"].values()) == 120
     assert {sample["class"] for sample in samples} == set(CLASSES)
     assert all(sample.keys() == {"class", "split", "text"} for sample in samples)
     assert all(len(sample["text"].split(", ")) == 13 for sample in samples)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from grasp_core.checkpoints import CheckpointInfo
-from grasp_core.data import Array, Limits, TargetData
+from grasp_core.data import Array, Fractions, Limits, TargetData
 from grasp_core.errors import ArchitectureError
 from grasp_core.kinds.declaration import Export, Progress
 from grasp_core.spec import ModelSpec
@@ -92,6 +92,7 @@ def open_task(
     *,
     cache_dir: Path | None,
     limits: Limits,
+    fractions: Fractions | None,
     fingerprint: str | None,
     progress: Progress | None,
 ) -> Rows:
@@ -102,6 +103,7 @@ def open_task(
         decoder(preprocessing.columns),
         cache_dir=cache_dir,
         limits=limits,
+        fractions=fractions,
         fingerprint=fingerprint,
         progress=progress,
     )

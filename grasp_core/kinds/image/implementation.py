@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from grasp_core.data import Limits, TargetData
+from grasp_core.data import Fractions, Limits, TargetData
 from grasp_core.kinds.declaration import Progress
 from grasp_core.kinds.image.architectures import create, head, resolve_preprocessing
 from grasp_core.kinds.image.config import Preprocessing
@@ -34,6 +34,7 @@ def open_task(
     *,
     cache_dir: Path | None,
     limits: Limits,
+    fractions: Fractions | None,
     fingerprint: str | None,
     progress: Progress | None,
 ) -> ImageClassification:
@@ -43,6 +44,7 @@ def open_task(
         preprocessing,
         cache_dir=cache_dir,
         limits=limits,
+        fractions=fractions,
         fingerprint=fingerprint,
         progress=progress,
     )
