@@ -75,7 +75,7 @@ def config_for(setting: Setting, epochs: int) -> GraspConfig:
     return GraspConfig(
         alignment_batches=BATCHES,
         alignment_batch_size=size,
-        refine=RefineConfig(epochs=epochs, batch_size=size),
+        refine=RefineConfig(epochs=epochs, lr=5e-5, batch_size=size),
     )
 
 

@@ -192,7 +192,7 @@ def _table(outcomes: Sequence[Outcome]) -> RenderableType:
                 shown(None if share is None else f"{share:.1%}"),
             )
         )
-    columns = ("source", "outcome", "version", "val", "test", "transferred")
+    columns = ("source", "outcome", "version", "val", "test", "from it")
     return listed(columns, rows, "no sources")
 
 
