@@ -277,7 +277,7 @@ def test_a_single_parquet_file(tmp_path: Path, open_at: Any) -> None:
     found = pictures(splits=(None,))
     pq.write_table(hub_table(found), tmp_path / "test-0.parquet")
     counts = open_at(tmp_path / "test-0.parquet").counts()
-    assert {split: counts[split]["one"] for split in counts} == {"train": 7, "val": 1, "test": 2}
+    assert {split: counts[split]["one"] for split in counts} == {"train": 5, "val": 3, "test": 2}
 
 
 def test_parquet_in_split_folders(tmp_path: Path, open_at: Any) -> None:
