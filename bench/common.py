@@ -276,8 +276,20 @@ class Ordinary:
         for batch in self.task.alignment_batches(size, self.alignment_batches, seed=0):
             self.task.loss(model, batch).backward()
 
+    def train(self) -> None:
+        """The same without a single look at validation."""
+        model = self.setting.model(self.setting.merged)
+        for _ in self._training(model):
+            pass
+        self._save(model.state_dict())
+
     def _epochs(self, model: nn.Module) -> Iterator[float]:
         """Train; after each epoch, the accuracy on the validation split."""
+        for _ in self._training(model):
+            yield self.task.accuracy(model, self.setting.case.batch_size)
+
+    def _training(self, model: nn.Module) -> Iterator[None]:
+        """Stops after each epoch."""
         optimizer = torch.optim.AdamW(model.parameters(), lr=5e-5, weight_decay=0.01, fused=True)
         for epoch in range(self.epochs):
             model.train()
@@ -285,7 +297,7 @@ class Ordinary:
                 optimizer.zero_grad()
                 self.task.loss(model, batch).backward()
                 optimizer.step()
-            yield self.task.accuracy(model, self.setting.case.batch_size)
+            yield
 
     def _save(self, state: Tensors) -> None:
         write_safetensors(self.setting.folder / "ordinary.safetensors", state, {})

@@ -7,12 +7,16 @@ under them is two forward and backward passes (one per model, plain timm models 
 batches of the same size) and one read of both files. Measuring batch-norm statistics anew, one more
 forward pass that the paper does not have, is a stage of its own and stands beside them.
 
+Refinement for as many steps as are usual, with its eleven looks at validation and all that it
+keeps to go on from, stands beside plain fine-tuning for as many steps, which never looks and saves
+once.
+
 The whole fold stands beside the naive one: two models, two sets of gradients, deepcopy of the best
 epoch, and neither a gate, nor a baseline, nor a state to go on from after a crash.
 
 One thread, warmed up, in turns; ratios are medians over the turns. Stages 1-4 and their floor are
-measured in processor time, which other processes disturb less; they wait for nothing. A whole fold
-also waits for the disk, so there it is the clock's.
+measured in processor time, which other processes disturb less; so is refinement. A whole fold also
+waits for the disk, so there it is the clock's.
 """
 
 from __future__ import annotations
@@ -43,6 +47,8 @@ LIMIT = 1.2  # stages 1-4 / (two passes + one read)
 STAGES = ("target_gradients", "source_gradients", "transfer")
 BATCHES = 2  # for alignment
 STEPS, EPOCHS = 4, 2
+REFINE_STEPS = 100
+REFINE_LIMIT = 1.05  # refinement / plain fine-tuning for as many steps
 
 Stages = dict[str, float]  # seconds, by name
 
@@ -75,7 +81,7 @@ def config_for(setting: Setting, epochs: int) -> GraspConfig:
     return GraspConfig(
         alignment_batches=BATCHES,
         alignment_batch_size=size,
-        refine=RefineConfig(epochs=epochs, lr=5e-5, batch_size=size),
+        refine=RefineConfig(epochs=epochs, lr=5e-5, batch_size=size, schedule="epoch"),
     )
 
 
@@ -119,6 +125,20 @@ def whole_over_naive(setting: Setting, repeats: int) -> tuple[list[list[float]],
     return turns[1:], median_stages(reports[1:])
 
 
+def refinement_over_plain(setting: Setting, repeats: int) -> list[list[float]]:
+    """Per turn: seconds of plain fine-tuning, of refinement, and their ratio."""
+    plain = Ordinary(setting, REFINE_STEPS // STEPS)
+    refine = RefineConfig(steps=REFINE_STEPS, lr=5e-5, batch_size=setting.case.batch_size)
+    config = config_for(setting, epochs=0).model_copy(update={"refine": refine})
+    turns = []
+    for turn in range(-1, repeats):
+        say(f"{setting.case}: refinement, turn {turn + 1} of {repeats}")
+        theirs = processor_seconds(plain.train)
+        ours = stage_processor_seconds(setting, config)["refine"]
+        turns.append([theirs, ours, ours / theirs])
+    return turns[1:]
+
+
 def median_stages(reports: list[FoldReport]) -> Stages:
     seconds = [{stage.name: stage.seconds for stage in report.stages} for report in reports]
     return {name: median(s[name] for s in seconds) for name in seconds[0]}
@@ -137,6 +157,20 @@ def print_stages_1_to_4(settings: list[Setting], repeats: int) -> list[Promise]:
     print_table(
         f"Stages 1-4, {BATCHES} alignment batches: processor seconds",
         ("", "two passes + read", "stages 1-4", "recalibrate", "stages 1-4 / floor"),
+        rows,
+    )
+    return promises
+
+
+def print_refinement(settings: list[Setting], repeats: int) -> list[Promise]:
+    rows, promises = [], []
+    for setting in settings:
+        theirs, ours, ratio = medians(refinement_over_plain(setting, repeats))
+        rows.append((setting.case, f"{theirs:.2f}", f"{ours:.2f}", f"{ratio:.2f}"))
+        promises.append(Promise(f"{setting.case}: refinement / plain", REFINE_LIMIT, ratio))
+    print_table(
+        f"Refinement, {REFINE_STEPS} steps: processor seconds",
+        ("", "plain fine-tuning", "refinement", "ratio"),
         rows,
     )
     return promises
@@ -174,6 +208,7 @@ def main() -> int:
     with TemporaryDirectory(prefix="grasp-bench-") as folder:
         settings = [prepare(c, Path(folder, c.architecture), args.data, STEPS) for c in cases]
         promises = print_stages_1_to_4(settings, args.repeats)
+        promises += print_refinement(settings, max(1, args.repeats // 2))
         print_whole(settings, max(1, args.repeats // 2))  # long, and promises nothing
     return settle(promises)
 
