@@ -243,7 +243,7 @@ class Trainer:
         )
         if self.steps > 0:
             self._restore_optimizer(state, saved)
-        self.batches = self._batches()
+        self.batches = _training_batches(bench, schedule, self.steps)
 
     def advance(self, step: int) -> Look:
         """Train until so many steps are done, and look at validation."""
@@ -275,16 +275,6 @@ class Trainer:
                 self.tick(self.steps, epoch=epoch, loss=float(total) / done)
         return float(total) / steps
 
-    def _batches(self) -> Iterator[Batch]:
-        """From the present step on, epoch after epoch, without end."""
-        config, length = self.bench.config.refine, self.schedule.steps_per_epoch
-        epochs, skipped = divmod(self.steps, length)
-        for epoch in count(epochs + 1):
-            seed = derive_seed(self.bench.seed, "refine", epoch)
-            batches = self.bench.task.training_batches(config.batch_size, seed, config.augmentation)
-            yield from islice(batches, skipped, length)
-            skipped = 0
-
     def _step(self, batch: Batch) -> Tensor:
         loss = torch.zeros((), device=self.bench.runtime.device)
         self.optimizer.zero_grad(set_to_none=True)
@@ -315,6 +305,18 @@ class Trainer:
                     "step": torch.tensor(float(self.steps), device=parameter.device),
                     **{m: _like(parameter, saved[f"{m}/{name}"]) for m in MOMENTS},
                 }
+
+
+def _training_batches(bench: Workbench, schedule: Schedule, step: int) -> Iterator[Batch]:
+    """From a step on, epoch after epoch, without end. (It does not know the trainer, which would
+    then stay in memory, with all its moments, until the garbage collector comes by.)"""
+    config, length = bench.config.refine, schedule.steps_per_epoch
+    epochs, skipped = divmod(step, length)
+    for epoch in count(epochs + 1):
+        seed = derive_seed(bench.seed, "refine", epoch)
+        batches = bench.task.training_batches(config.batch_size, seed, config.augmentation)
+        yield from islice(batches, skipped, length)
+        skipped = 0
 
 
 def _like(parameter: Tensor, saved: Tensor) -> Tensor:

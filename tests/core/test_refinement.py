@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 from itertools import count
 from pathlib import Path
 from typing import Literal, NoReturn
@@ -236,6 +238,31 @@ def test_patience_stops_early(
     refined = refine(bench, begin(bench))
 
     assert [look.step for look in refined.history] == [0, 1, 2, 3]
+
+
+def test_a_trial_leaves_no_trainer_behind(
+    merged_weights: dict[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its moments it is thrice the model, and five of them may come in a row."""
+    alive: list[weakref.ref[Trainer]] = []
+    advance = Trainer.advance
+
+    def note(self: Trainer, step: int) -> Look:
+        alive.append(weakref.ref(self))
+        return advance(self, step)
+
+    monkeypatch.setattr(Trainer, "advance", note)
+    bench = make_bench(
+        merged_weights, tmp_path, quick(refine={"steps": 6, "lr": "auto", "batch_size": 16})
+    )
+    start = begin(bench)
+    gc.collect()
+    gc.disable()
+    try:
+        refine(bench, start)
+        assert [trainer() for trainer in alive] == [None] * len(alive)
+    finally:
+        gc.enable()
 
 
 def test_auto_tries_each_rate_from_the_same_start_and_keeps_the_best(
