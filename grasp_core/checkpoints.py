@@ -24,6 +24,8 @@ from grasp_core.manifest import Found
 from grasp_core.provenance import Provenance
 from grasp_core.spec import KindName, of_kind
 
+Bytes = bytes | memoryview
+
 METADATA_KEY = "grasp"
 SEAL_KEY = "sha256"
 ALIGNMENT = 64  # bytes, as torch allocates; some kernels round otherwise on other addresses
@@ -130,8 +132,9 @@ def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[
     Unlike safetensors' own writer, the bytes depend on nothing but the arguments (its metadata
     comes in random order), and no more than one tensor is copied at a time, from any device.
     """
-    shapes = {name: _Shape.of(tensor) for name, tensor in tensors.items()}
-    return _write(path, shapes, lambda name: _bytes_of(tensors[name]), metadata)
+    digest = hashlib.sha256()
+    _write_tensors(path, tensors, metadata, digest.update)
+    return digest.hexdigest()
 
 
 def write_streamed(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> str:
@@ -140,6 +143,7 @@ def write_streamed(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str
     A header comes before the tensors that it describes, so these are put aside first.
     """
     shapes, begins = {}, {}
+    digest = hashlib.sha256()
     with TemporaryFile(dir=path.parent) as aside:
         for name, tensor in tensors.items():
             shapes[name], begins[name] = _Shape.of(tensor), aside.tell()
@@ -149,12 +153,13 @@ def write_streamed(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str
             aside.seek(begins[name])
             return aside.read(shapes[name].size)
 
-        return _write(path, shapes, read, metadata)
+        _write(path, shapes, read, metadata, digest.update)
+        return digest.hexdigest()
 
 
 def write_sealed(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
     """Write `tensors` so that `open_sealed` finds them as they are, or not at all."""
-    write_safetensors(path, tensors, {**metadata, SEAL_KEY: _seal(tensors, metadata)})
+    _write_tensors(path, tensors, {**metadata, SEAL_KEY: _seal(tensors, metadata)})
 
 
 def open_sealed(path: Path) -> Checkpoint:
@@ -192,20 +197,30 @@ class _Shape(NamedTuple):
         return self.size % ALIGNMENT != 0, -self.dtype.itemsize
 
 
+def _write_tensors(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    metadata: dict[str, str],
+    hear: Callable[[Bytes], None] = lambda _: None,
+) -> None:
+    shapes = {name: _Shape.of(tensor) for name, tensor in tensors.items()}
+    _write(path, shapes, lambda name: _bytes_of(tensors[name]), metadata, hear)
+
+
 def _write(
     path: Path,
     shapes: Mapping[str, _Shape],
-    read: Callable[[str], bytes | memoryview],
+    read: Callable[[str], Bytes],
     metadata: dict[str, str],
-) -> str:
+    hear: Callable[[Bytes], None],
+) -> None:
+    """`hear` is told all bytes as they are written."""
     ordered = dict(sorted(shapes.items(), key=lambda item: (*item[1].rank, item[0])))
     header = _header(ordered, metadata)
-    digest = hashlib.sha256()
     with atomic_write(path) as file:
         for chunk in chain((len(header).to_bytes(8, "little"), header), map(read, ordered)):
-            digest.update(chunk)
+            hear(chunk)
             file.write(chunk)
-    return digest.hexdigest()
 
 
 def _header(shapes: Mapping[str, _Shape], metadata: dict[str, str]) -> bytes:
