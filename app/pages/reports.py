@@ -26,6 +26,7 @@ from app.charts.provenance import OTHERS, Row
 from app.pages.formatting import decimal, percent
 from grasp_core.methods import METHODS, all_stages
 from grasp_core.report import FoldReport, Look, Metrics, SplitMetrics
+from grasp_core.significance import wilson
 from registry.tables import Job, Source
 
 MEASURES: tuple[tuple[str, str], ...] = (
@@ -239,7 +240,10 @@ def _refinement(report: FoldReport) -> Markup | None:
     if not report.history:
         return None
     x_name, at = _places(report.history)
-    line = Series("validation accuracy", [look.val_accuracy for look in report.history], 0)
+    accuracies = [look.val_accuracy for look in report.history]
+    after = report.metrics.after
+    band = [wilson(value, after.val.count) for value in accuracies] if after else []
+    line = Series("validation accuracy", accuracies, 0, band=band)
     others = {
         place
         for place, look in zip(at, report.history, strict=True)

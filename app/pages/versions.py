@@ -123,7 +123,12 @@ def accuracy_chart(entries: Sequence[Entry]) -> Markup:
                 0,
                 band=[entry.val_interval for entry in entries],
             ),
-            Series("test", [entry.test for entry in entries], 4),
+            Series(
+                "test",
+                [entry.test for entry in entries],
+                4,
+                band=[entry.test_interval for entry in entries],
+            ),
         ],
         format_value=percent,
         shares=True,

@@ -323,3 +323,28 @@ def test_a_cell_is_shaded_by_its_share() -> None:
         "bad-10",
     ]
     assert shade(None) == ""
+
+
+def test_a_band_lies_around_a_line_and_is_all_in_sight() -> None:
+    line = Series("val", [0.9, 0.8, 0.95], 0, band=[(0.85, 0.94), (0.7, 0.87), None])
+    root = parsed(
+        line_chart("Accuracy", "version", [1, 2, 3], [line], format_value=str, shares=True)
+    )
+
+    [band] = classed(root, "spread")
+    [path] = classed(root, "line")
+    corners = [tuple(map(float, pair.split(","))) for pair in band.get("points", "").split()]
+    places = [tuple(map(float, pair.split(","))) for pair in path.get("points", "").split()]
+    above, below = corners[:2], corners[:1:-1]
+    for (x, y), (x_above, high), (x_below, low) in zip(places, above, below, strict=False):
+        assert x == x_above == x_below
+        assert high < y < low  # downwards
+    ticks_at = [float(node.get("y1", "0")) for node in classed(root, "grid")]
+    assert min(ticks_at) <= min(y for _, y in corners)
+    assert max(y for _, y in corners) <= max(ticks_at)
+
+
+def test_a_line_without_a_band_has_none() -> None:
+    line = Series("val", [0.9, 0.8], 0)
+    root = parsed(line_chart("Accuracy", "version", [1, 2], [line], format_value=str, shares=True))
+    assert classed(root, "spread") == []

@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 from typer.testing import CliRunner, Result
 
 from grasp_cli.main import cli
 from grasp_cli.progress import watch_jobs
+from grasp_client import Grasp
 from grasp_client._sync.jobs import Jobs
+from registry.tables import Version
 from tests.app.world import CLASSES, Server, World, checkpoint, sha256
 from tests.client.hand import working
 
@@ -163,6 +166,22 @@ class TestPull:
         assert run("pull", model, "out/", "--version", "1").stdout == "out/merged-v1.safetensors\n"
 
         assert Path("out/merged-v1.safetensors").read_bytes() == b"one"
+
+    def test_the_best_version(self, run: Run, g: Grasp, world: World, model: str) -> None:
+        world.fold(1, weights=b"one")
+        world.fold(2, weights=b"two")
+        best = ("pull", model, "--version", "best")
+        assert run(*best).stdout == "merged-v2.safetensors\n"  # none says, so it is the newest
+
+        with world.database.write() as session:
+            for version in session.scalars(select(Version)):
+                likelihood = -float(version.number)
+                version.metrics = {"after": {"val": {"log_likelihood": likelihood}}}
+
+        assert run(*best).stdout == "merged-v1.safetensors\n"
+        assert g.models.pull(model, "by-client", version="best").read_bytes() == b"one"
+        assert "best" in run("models", "versions", model).stdout.splitlines()[-2]
+        run("pull", model, "--version", "worst", code=2)
 
     def test_as_json(self, json_of: JsonOf, world: World, model: str) -> None:
         world.fold(1, weights=b"one")
