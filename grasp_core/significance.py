@@ -51,7 +51,7 @@ def wilson(share: float, count: int) -> tuple[float, float]:
 def smallest_refused(count: int, limit: float, significance: float, tries: int = 1) -> int | None:
     """How many of `count` examples must be lost, and none gained, for a drop to be beyond `limit`
     and, in one of so many tries, beyond chance; None: no drop is."""
-    losses = range(1, count + 1)
+    losses = range(max(1, math.floor(limit * count)), count + 1)  # fewer are not beyond the limit
     return next(
         (
             lost

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from grasp_core import significance
 from grasp_core.report import PairedCounts
 from grasp_core.significance import (
     lower_tail,
@@ -60,6 +61,26 @@ def test_the_smallest_drop_that_is_refused(
     for lost in range(1, count + 1):
         refused = lost / count > limit and tries * 0.5**lost <= 0.05
         assert refused == (expected is not None and lost >= expected)
+
+
+@pytest.mark.parametrize("limit", [0.0, 0.02, 0.5, 1.0])
+def test_it_is_found_at_once_of_however_many_examples(
+    limit: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pages and answers ask for it, of every class."""
+    asked: list[int] = []
+
+    def count_calls(lost: int, gained: int) -> float:
+        asked.append(lost)
+        return float(0.5**lost)
+
+    monkeypatch.setattr(significance, "paired_p_value", count_calls)
+    count = 10**12
+
+    found = smallest_refused(count, limit, 0.05, tries=1000)
+
+    assert found == (None if limit == 1 else max(15, round(limit * count) + 1))
+    assert len(asked) < 100
 
 
 @pytest.mark.parametrize(
