@@ -22,6 +22,7 @@ from registry.process.settings import Settings
 from registry.tables import Base, Job, Model, Target, Version, utc_now
 from tests.service.fake_folds import CLASSES, MANIFEST, read_fake_job
 from tests.worker.waiting import until
+from worker.jobs import JobReader
 from worker.loop import Worker
 
 OWNER = "local"  # whom a server without keys takes its callers for
@@ -156,9 +157,9 @@ class Place:
         worker.close()
 
     @contextmanager
-    def working(self) -> Iterator[Worker]:
+    def working(self, read_job: JobReader = read_fake_job) -> Iterator[Worker]:
         """A worker that works by itself."""
-        worker = Worker(self.settings, read_job=read_fake_job, warm=False)
+        worker = Worker(self.settings, read_job=read_job, warm=False)
         thread = Thread(target=worker.run)
         thread.start()
         try:

@@ -5,12 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -28,7 +25,6 @@ from tests.service.place import Place, codes
 from tests.worker.waiting import until
 from worker import loop
 from worker.jobs import JobSpec, read_job
-from worker.loop import Worker
 
 FINGERPRINT = "f" * 64  # of the targets of `Place.ready_model`
 OTHER = "0" * 64
@@ -48,18 +44,6 @@ class DecodeForEver:
 
 def decode_for_ever(session: Session, lease: Lease, settings: Settings) -> JobSpec:
     return JobSpec(partial(DecodeForEver, settings.cache_folder.absolute()), {})
-
-
-@contextmanager
-def decoding(place: Place) -> Iterator[Worker]:
-    worker = Worker(place.settings, read_job=decode_for_ever, warm=False)
-    thread = Thread(target=worker.run)
-    thread.start()
-    try:
-        yield worker
-    finally:
-        worker.stop()
-        thread.join()
 
 
 @pytest.fixture
@@ -91,7 +75,7 @@ def delete_all(place: Place) -> None:
 
 def test_a_cancelled_job_leaves_nothing(place: Place, only_at_the_start: None) -> None:
     job = place.offer(place.ready_model(), checkpoint("a"))
-    with decoding(place):
+    with place.working(decode_for_ever):
         place.started(job)
         assert len(cached(place)) == 1
         place.cancel(job)
@@ -102,7 +86,7 @@ def test_a_cancelled_job_leaves_nothing(place: Place, only_at_the_start: None) -
 def test_a_killed_child_leaves_nothing(home: Path, only_at_the_start: None) -> None:
     place = Place(home, max_attempts=1)
     job = place.offer(place.ready_model(), checkpoint("a"))
-    with decoding(place):
+    with place.working(decode_for_ever):
         os.kill(place.started(job), signal.SIGKILL)
         assert codes(place.ended(job)) == ["child_killed"]
         until(lambda: not cached(place))
@@ -135,7 +119,7 @@ def test_with_its_target_goes_what_was_decoded_of_it(place: Place) -> None:
 def test_it_goes_while_a_long_job_runs(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "CLEAN_S", 0.0)
     job = place.offer(place.ready_model(), checkpoint("a"))
-    with decoding(place):
+    with place.working(decode_for_ever):
         place.started(job)
         add_entry(place, f"{OTHER}-1")
         until(lambda: f"{OTHER}-1" not in cached(place))
