@@ -1,6 +1,7 @@
 """One example of every body, for the OpenAPI document; a test holds them against the schemas."""
 
 import json
+from functools import cache
 from typing import Any
 
 from app.errors import phrase
@@ -11,7 +12,6 @@ SHA256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
 TARGET, MODEL, SOURCE, JOB, WORKER, UPLOAD = (
     f"{prefix}_01m7hey7wbsmw53n1p6d1mdv6w" for prefix in ("tgt", "mdl", "src", "job", "wrk", "upl")
 )
-KIND = find_kind(DEFAULT)
 TIME = "2026-01-31T12:00:00Z"
 SCORES = {"val": {"accuracy": 0.91}, "test": {"accuracy": 0.9}}
 
@@ -40,7 +40,7 @@ _job: dict[str, Any] = {
 _target: dict[str, Any] = {
     "id": TARGET,
     "name": "faces-1990s",
-    "kind": KIND.name,
+    "kind": DEFAULT,
     "status": "ready",
     "uri": "file:///data/faces",
     "sha256": None,
@@ -59,17 +59,16 @@ _target: dict[str, Any] = {
     "created_at": TIME,
     "links": {"self": f"/targets/{TARGET}", "job": f"/jobs/{JOB}"},
 }
-_model: dict[str, Any] = {
+_model: dict[str, Any] = {  # without what a kind and a method declare: see `_model_example`
     "id": MODEL,
     "name": "faces",
     "status": "ready",
     "version": 2,
-    "kind": KIND.name,
+    "kind": DEFAULT,
     "architecture": "mobilevit_xxs",
     "classes": ["F", "M"],
     "class_count": 2,
     "image_size": 64,
-    "preprocessing": read_options(KIND, "overrides", {"image_size": 64}).model_dump(mode="json"),
     "seed": 0,
     "learning_rate": {
         "rate": 0.001,
@@ -79,12 +78,12 @@ _model: dict[str, Any] = {
             {"rate": 0.001, "step": 80, "val_accuracy": 0.91, "val_log_likelihood": -0.33},
         ],
     },
-    "merge": check_augmentation(parse_config({}), KIND).model_dump(mode="json"),
     "target": TARGET,
     "keep_versions": None,
     "keep_sources": False,
     "queue": None,
     "base": None,
+    "files": [],
     "error": None,
     "held": None,
     "job": JOB,
@@ -110,7 +109,9 @@ _version: dict[str, Any] = {
     "number": 2,
     "sha256": SHA256,
     "size": 5_083_136,
+    "method": "grasp",
     "state": None,
+    "files": [],
     "parent": 1,
     "source": SOURCE,
     "rollback_of": None,
@@ -153,10 +154,16 @@ _report: dict[str, Any] = {
     "parameters": [{"name": "stem.conv.weight", "score": 0.4, "transferred": 1, "size": 432}],
     "stages": [{"name": "refine", "seconds": 21.5, "peak_bytes": 310_000_000}],
 }
+_file: dict[str, Any] = {
+    "name": "state/mean",
+    "sha256": SHA256,
+    "size": 5_083_136,
+    "links": {"self": f"/models/{MODEL}/versions/2/files/state/mean"},
+}
 _read: dict[str, dict[str, Any]] = {
+    "FileRead": _file,
     "JobRead": _job,
     "TargetRead": _target,
-    "ModelRead": _model,
     "SourceRead": _source,
     "VersionRead": _version,
     "WorkerRead": _worker,
@@ -171,26 +178,21 @@ _model_create: dict[str, Any] = {
     "merge": {"refine": {"epochs": 3}, "gate": {"max_drop": 0.02}},
 }
 
-EXAMPLES: dict[str, Any] = {  # by the name of the schema
+
+def _page(item: dict[str, Any]) -> dict[str, Any]:
+    return {"items": [item], "next_cursor": None}
+
+
+_EXAMPLES: dict[str, Any] = {
     **_read,
-    **{f"Page_{name}_": {"items": [it], "next_cursor": None} for name, it in _read.items()},
+    **{f"Page_{name}_": _page(it) for name, it in _read.items()},
     "TargetCreate": {"name": "faces-1990s", "uri": "file:///data/faces"},
     "TargetCreateForm": {"name": "faces-1990s", "file": "…"},
     "TargetSamples": {"items": [{"class": "F", "split": "train", "png": "iVBORw0KGgo="}]},
     "TargetCreated": {"target": _target, "job": _job},
     "ModelCreate": _model_create,
     "ModelCreateForm": {"model": json.dumps(_model_create), "file": "…"},
-    "ModelCreated": {"model": _model, "job": _job, "source": None},
     "ModelUpdate": {"merge": {"refine": {"epochs": 5}, "gate": {"max_drop": 0.05}}},
-    "ModelInfo": {
-        **_model,
-        "sha256": SHA256,
-        "size": 5_083_136,
-        "metrics": SCORES,
-        "best": 2,
-        "sensitivity": {"count": 300, "overall": 0.023, "one_class": 0.04, "classes": 2},
-        "sources": {"succeeded": 2, "rejected": 1},
-    },
     "SourceCreate": {"model": "faces", "uri": "file:///data/site-a.safetensors"},
     "SourceCreateForm": {"model": "faces", "name": "site-a", "classes": '["F", "M"]', "file": "…"},
     "SourceCreated": {"source": _source, "job": _job},
@@ -205,6 +207,36 @@ EXAMPLES: dict[str, Any] = {  # by the name of the schema
     "Health": {"status": "ok", "version": "0.1.0"},
     "Readiness": {"status": "ready", "checks": {"database": "ok", "blobs": "ok", "workers": "1"}},
 }
+_model_info: dict[str, Any] = {
+    "sha256": SHA256,
+    "size": 5_083_136,
+    "metrics": SCORES,
+    "best": 2,
+    "sensitivity": {"count": 300, "overall": 0.023, "one_class": 0.04, "classes": 2},
+    "sources": {"succeeded": 2, "rejected": 1},
+}
+
+
+@cache
+def find_examples() -> dict[str, Any]:
+    """By the name of the schema."""
+    model = _model_example()
+    return _EXAMPLES | {
+        "ModelRead": model,
+        "Page_ModelRead_": _page(model),
+        "ModelCreated": {"model": model, "job": _job, "source": None},
+        "ModelInfo": model | _model_info,
+    }
+
+
+def _model_example() -> dict[str, Any]:
+    kind = find_kind(DEFAULT)
+    overrides = read_options(kind, "overrides", {"image_size": 64})
+    merge = check_augmentation(parse_config({}), kind)
+    declared = {"preprocessing": overrides, "merge": merge}
+    return _model | {name: part.model_dump(mode="json") for name, part in declared.items()}
+
+
 EVENTS = f"event: job\ndata: {json.dumps(_job)}\nid: 7\n\n"
 METRICS = '# TYPE grasp_jobs gauge\ngrasp_jobs{kind="fold",status="succeeded"} 12.0\n'
 

@@ -1,23 +1,71 @@
 """Values as requests carry them: what they look like, and where in a request they stand."""
 
 import json
+from collections.abc import Iterable
 from contextlib import suppress
-from functools import reduce
-from operator import or_
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from fastapi import Path, Query
-from pydantic import AfterValidator, Field, SerializeAsAny, ValidationError, WrapValidator
-from pydantic.json_schema import SkipJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    Field,
+    GetJsonSchemaHandler,
+    ValidationError,
+    WrapValidator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core.core_schema import CoreSchema, union_schema
 
 from grasp_core.config import CONTROL, MAX_CLASS_NAME, MAX_CLASSES, ClassName, FoldConfig
 from grasp_core.kinds import KINDS
 from grasp_core.methods import METHODS, parse_config
+from grasp_core.named_files import MAX_NAME
+from grasp_core.named_files import NAME_PATTERN as FILE_NAME_PATTERN
 from grasp_core.spec import require_kind
 from registry.lookup import MAX_PAGE
 
 ID_PREFIXES = ("tgt_", "mdl_", "src_", "job_", "key_", "wrk_", "upl_")
 MAX_INT = 2**31 - 1  # what a database integer holds
+
+
+class KindOptions:
+    """In JSON schemas: what each kind takes in this place."""
+
+    def __init__(self, part: Literal["overrides", "augmentation"]) -> None:
+        self._part = part
+
+    def __get_pydantic_json_schema__(
+        self, _schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        return handler(_union(getattr(kind, self._part) for kind in KINDS.values()))
+
+
+class MethodParameters:
+    """In JSON schemas: a shape for each method."""
+
+    def __get_pydantic_json_schema__(
+        self, _schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        return handler(_union(method.parameters for method in METHODS.values()))
+
+
+def _union(models: Iterable[type[BaseModel]]) -> CoreSchema:
+    return union_schema([_refer(model) for model in models])
+
+
+def _refer(model: type[BaseModel]) -> CoreSchema:
+    """With a name, by which a document refers to it."""
+    name = f"{model.__module__}.{model.__qualname__}:{id(model)}"
+    return cast(CoreSchema, {"ref": name, **model.__pydantic_core_schema__})
+
+
+def _list_kinds(schema: dict[str, Any]) -> None:
+    schema["enum"] = [*KINDS]
+
+
+def kind_pattern() -> str:
+    return f"^({'|'.join(KINDS)})$"
 
 
 def _not_an_id(name: str) -> str:
@@ -53,10 +101,10 @@ REFERENCE_PATTERN = r"^[A-Za-z0-9._-]{1,200}$"
 Sha256 = Annotated[str, Field(pattern=SHA256_PATTERN)]
 KindName = Annotated[
     str,
-    Field(description="The kind of problem.", json_schema_extra={"enum": [*KINDS]}),
+    Field(description="The kind of problem.", json_schema_extra=_list_kinds),
     AfterValidator(require_kind),
 ]
-KIND_PATTERN = f"^({'|'.join(KINDS)})$"
+KIND_PATTERN = "^.+$"  # until the document is asked for, which has `kind_pattern` instead
 Uri = Annotated[
     str,
     Field(max_length=4096, pattern=TEXT_PATTERN, description="file://, https:// or s3://"),
@@ -65,6 +113,9 @@ UploadId = Annotated[str, Field(pattern=REFERENCE_PATTERN, description="Id of a 
 
 Reference = Annotated[str, Path(pattern=REFERENCE_PATTERN, description="An id or a name.")]
 Id = Annotated[str, Path(pattern=REFERENCE_PATTERN, description="An id.")]
+FileName = Annotated[
+    str, Path(pattern=FILE_NAME_PATTERN, max_length=MAX_NAME, description="As lists have it.")
+]
 Number = Annotated[int, Path(ge=1, le=MAX_INT, description="A version's number.")]
 Code = Annotated[str, Query(pattern=r"^[a-z_]{1,50}$", examples=["worker_lost"])]
 RefFilter = Annotated[str | None, Query(pattern=REFERENCE_PATTERN, description="Only of this one.")]
@@ -98,8 +149,10 @@ def read_merge(merge: dict[str, Any], _: object) -> FoldConfig | dict[str, Any]:
 
 if TYPE_CHECKING:
     AnyConfig = FoldConfig
-else:  # for the OpenAPI document, which has a shape for each method
-    AnyConfig = SerializeAsAny[reduce(or_, (m.parameters for m in METHODS.values()))]
+else:  # FastAPI puts classes that it sees into the document, and no method has this one
+    AnyConfig = Any
 
-Merge = Annotated[AnyConfig, WrapValidator(parse_merge), AfterValidator(check_merge)]
-MergeRead = Annotated[AnyConfig | SkipJsonSchema[dict[str, Any]], WrapValidator(read_merge)]
+Merge = Annotated[
+    AnyConfig, MethodParameters(), WrapValidator(parse_merge), AfterValidator(check_merge)
+]
+MergeRead = Annotated[AnyConfig | dict[str, Any], MethodParameters(), WrapValidator(read_merge)]

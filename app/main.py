@@ -15,7 +15,7 @@ from app.metrics import RequestMetrics
 from app.openapi import DESCRIPTION, TAGS, install_openapi
 from app.pages import router as pages
 from app.pages.rendering import PageMiddleware
-from app.routes import jobs, models, sources, system, targets, uploads, versions
+from app.routes import files, jobs, models, sources, system, targets, uploads, versions
 from app.service import Service
 from app.startup import Startup
 from registry.process.logs import configure_logs
@@ -56,7 +56,7 @@ def create_app(
         generate_unique_id_function=lambda route: route.name,
     )
     app.state.settings = settings or Settings()
-    for room in (targets, models, versions, sources, uploads, jobs, system):
+    for room in (targets, models, versions, files, sources, uploads, jobs, system):
         app.include_router(room.router)
     app.include_router(pages)
     install_error_handlers(app)

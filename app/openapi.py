@@ -1,14 +1,15 @@
 """Parts of the OpenAPI document that FastAPI cannot infer: errors, streamed bodies, examples."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import FastAPI
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import models_json_schema
 
 from app.errors import Problem
-from app.examples import EVENTS, EXAMPLES, METRICS, SHA256, problem_example
+from app.examples import EVENTS, METRICS, SHA256, find_examples, problem_example
+from app.fields import KindOptions, kind_pattern
 from app.schemas import (
     ModelCreate,
     ModelUpdate,
@@ -35,6 +36,7 @@ TAGS: list[dict[str, Any]] = [
     {"name": "targets", "description": "Labelled data of the domain you care about."},
     {"name": "models", "description": "Lineages of merged versions."},
     {"name": "versions", "description": "What folds have made; never changed."},
+    {"name": "files", "description": "What belongs to models and versions beside weights."},
     {"name": "sources", "description": "Checkpoints that are folded in."},
     {"name": "uploads", "description": "Large files in parts, by [tus](https://tus.io) 1.0.0."},
     {"name": "jobs", "description": "Queued work, to poll or to follow."},
@@ -93,6 +95,7 @@ def install_openapi(app: FastAPI) -> None:
             for operation in operations(document):
                 _complete(operation)
                 _name_schemas(operation, document["components"]["schemas"])
+            _add_kinds(document["components"]["schemas"])
         return generate()
 
     app.openapi = openapi  # type: ignore[method-assign]
@@ -132,10 +135,24 @@ def _name_schemas(operation: dict[str, Any], schemas: dict[str, Any]) -> None:
                 media["schema"] = {"$ref": REFERENCE.format(model=schema["title"])}
 
 
+def _add_kinds(schemas: dict[str, Any]) -> None:
+    """What depends on them, where neither the core's schemas nor a form can say it."""
+    options = TypeAdapter(Annotated[dict[str, Any], KindOptions("augmentation")])
+    found, extra = TypeAdapter.json_schemas(
+        [("augmentation", "validation", options)], ref_template=REFERENCE
+    )
+    for name, schema in extra["$defs"].items():
+        schemas.setdefault(name, schema)
+    refine = schemas["RefineConfig"]["properties"]
+    words = {name: refine["augmentation"][name] for name in ("description", "default")}
+    refine["augmentation"] = found["augmentation", "validation"] | words
+    schemas["TargetCreateForm"]["properties"]["kind"]["pattern"] = kind_pattern()
+
+
 def _show_example(media: dict[str, Any]) -> None:
     name = media["schema"].get("$ref", media["schema"].get("title", "")).rpartition("/")[2]
-    if name in EXAMPLES:
-        media["example"] = EXAMPLES[name]
+    if example := find_examples().get(name):
+        media["example"] = example
 
 
 def problems(*statuses: int) -> Responses:

@@ -17,6 +17,7 @@ from app.fields import (
     REFERENCE_PATTERN,
     Classes,
     KindName,
+    KindOptions,
     Merge,
     MergeRead,
     Name,
@@ -25,7 +26,7 @@ from app.fields import (
     UploadId,
     Uri,
 )
-from grasp_core.config import MAX_OPTIONS, FoldConfig, Frozen, KindOptions
+from grasp_core.config import MAX_OPTIONS, FoldConfig, Frozen
 from grasp_core.kinds import DEFAULT, Kind, check_augmentation, read_options
 from grasp_core.methods import parse_config
 from grasp_core.report import FoldVerdict, LearningRate
@@ -269,6 +270,11 @@ class BlobRead(Out):
     size: int
 
 
+class FileRead(BlobRead):
+    name: str = Field(examples=["state/mean"])
+    links: dict[str, str]
+
+
 class ModelLearningRate(LearningRate):
     """What `refine.lr: "auto"` means for this model."""
 
@@ -296,6 +302,7 @@ class ModelRead(Out):
     keep_sources: bool
     queue: DeviceClass | None
     base: BlobRead | None = Field(None, description="What the sources were fine-tuned from.")
+    files: list[FileRead] = Field([], description="What belongs to it, the base among it.")
     error: JobError | None
     held: JobError | None = Field(
         None,
@@ -368,14 +375,16 @@ class VersionRead(Out):
     number: int
     sha256: str
     size: int
+    method: str | None = Field(None, description="That merged it; null: nobody knows any more.")
     state: BlobRead | None = Field(None, description="What its method remembers, if it does.")
+    files: list[FileRead] = Field([], description="What belongs to it beside the weights.")
     parent: int | None
     source: str | None
     rollback_of: int | None = Field(description="The version that this one equals.")
     metrics: dict[str, Any]
     available: bool = Field(description="False: retention deleted the weights.")
     problem: ProblemKind | None = Field(
-        None, description="What is known to be wrong with the stored weights, or their state."
+        None, description="What is known to be wrong with the stored weights or another file."
     )
     job: str
     created_at: datetime

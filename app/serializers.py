@@ -1,6 +1,6 @@
 """Rows as the JSON of the contract."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy.orm import Session
@@ -8,6 +8,7 @@ from sqlalchemy.orm import Session
 from app.intake.uploads import read_metadata
 from app.schemas import (
     BlobRead,
+    FileRead,
     JobRead,
     ModelRead,
     SourceRead,
@@ -17,14 +18,27 @@ from app.schemas import (
     WorkerRead,
 )
 from grasp_core.config import GateConfig
+from grasp_core.named_files import BASE, state_name
 from grasp_core.sensitivity import Sensitivity
 from registry.briefs import load_briefly
+from registry.files import find_file
 from registry.jobs.states import RETRIABLE, TERMINAL
 from registry.jobs.transitions import Failure
 from registry.jobs.workers import is_alive
 from registry.keys import Caller
 from registry.process.settings import Settings
-from registry.tables import Job, Model, ProblemKind, Source, Target, Upload, Version, Worker
+from registry.tables import (
+    Job,
+    Model,
+    ModelFile,
+    ProblemKind,
+    Source,
+    Target,
+    Upload,
+    Version,
+    VersionFile,
+    Worker,
+)
 
 
 def serialize_job(job: Job) -> JobRead:
@@ -134,7 +148,8 @@ def model_fields(model: Model, held: Failure | None = None) -> dict[str, Any]:
         "keep_versions": model.keep_versions,
         "keep_sources": model.keep_sources,
         "queue": model.device_class,
-        "base": _serialize_blob(model.base_sha256, model.base_size),
+        "base": _serialize_blob(find_file(model.files, BASE)),
+        "files": serialize_files(me, model.files),
         "error": model.error,
         "held": held.as_error() if held else None,
         "job": model.job_id,
@@ -147,7 +162,8 @@ def model_fields(model: Model, held: Failure | None = None) -> dict[str, Any]:
                 "jobs": f"/jobs?model={model.id}",
                 "target": f"/targets/{model.target_id}",
                 "download": me if model.version else None,
-                "base": f"{me}/base" if model.base_sha256 else None,
+                "files": f"{me}/files",
+                "base": f"{me}/base" if find_file(model.files, BASE) else None,
             }
         ),
     }
@@ -198,11 +214,14 @@ def serialize_upload(upload: Upload) -> UploadRead:
 
 def serialize_version(version: Version, problem: ProblemKind | None = None) -> VersionRead:
     me = f"/models/{version.model_id}/versions/{version.number}"
+    state = find_file(version.files, state_name(version.method or ""))
     return VersionRead(
         number=version.number,
         sha256=version.sha256,
         size=version.size,
-        state=_serialize_blob(version.state_sha256, version.state_size),
+        method=version.method,
+        state=_serialize_blob(state),
+        files=serialize_files(me, version.files),
         parent=version.parent,
         source=version.source_id,
         rollback_of=version.rollback_of,
@@ -216,14 +235,30 @@ def serialize_version(version: Version, problem: ProblemKind | None = None) -> V
                 "self": me,
                 "report": f"{me}/report",
                 "provenance": f"{me}/provenance",
-                "state": f"{me}/state" if version.state_sha256 else None,
+                "files": f"{me}/files" if version.pruned_at is None else None,
+                "state": f"{me}/state" if state else None,
             }
         ),
     )
 
 
-def _serialize_blob(sha256: str | None, size: int | None) -> BlobRead | None:
-    return None if sha256 is None or size is None else BlobRead(sha256=sha256, size=size)
+def serialize_files(
+    place: str, files: Iterable[ModelFile] | Iterable[VersionFile]
+) -> list[FileRead]:
+    """Of a model or a version, whose address is `place`."""
+    return [
+        FileRead(
+            name=file.name,
+            sha256=file.sha256,
+            size=file.size,
+            links={"self": f"{place}/files/{file.name}"},
+        )
+        for file in files
+    ]
+
+
+def _serialize_blob(file: ModelFile | VersionFile | None) -> BlobRead | None:
+    return None if file is None else BlobRead(sha256=file.sha256, size=file.size)
 
 
 def serialize_worker(

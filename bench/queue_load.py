@@ -237,7 +237,7 @@ def _through(database: Database, turn: int, costs: dict[str, list[float]]) -> No
         source = session.query(Source).count()
     timed("offer_source", lambda s: offer_source(s, model, blob, name=str(source), classes=None))
     timed("record_progress", lambda s: record_progress(s, lease, "refine", 0.5, {"loss": 1.0}))
-    result = FoldResult(model.version, "{}", {"accuracy": 0.5}, blob)
+    result = FoldResult(model.version, "{}", {"accuracy": 0.5}, {"weights": blob})
     timed("publish", lambda s: publish(s, lease, result, START))
     began = time.perf_counter()
     with database.read() as session:

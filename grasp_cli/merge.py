@@ -27,6 +27,7 @@ from grasp_core.config import FoldConfig, plain_words
 from grasp_core.errors import ConfigError
 from grasp_core.kinds import DEFAULT, Kind, check_augmentation, find_kind, read_options
 from grasp_core.methods import parse_config
+from grasp_core.named_files import BASE, WEIGHTS, require_name
 from grasp_core.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -65,10 +66,14 @@ def merge(
         Path | None,
         typer.Option(**FILE, help="Fold into this version; without, the first source begins."),
     ] = None,
-    state: Annotated[
-        Path | None,
-        typer.Option(**FILE, help="What the method remembers of --merged, if it does."),
-    ] = None,
+    files: Annotated[
+        list[str],
+        typer.Option(
+            "--file",
+            help="What belongs to --merged beside its weights: what a method remembers of it.",
+            metavar="NAME=PATH",
+        ),
+    ] = [],  # noqa: B006 - typer copies it
     base: Annotated[
         Path | None,
         typer.Option(
@@ -112,7 +117,8 @@ def merge(
     Every source is looked at before the first is folded: one that is no such model ends the
     command. One that the gate rejects is passed over, as in the service. The output appears at
     the end, whole or not at all; the command succeeds if at least one source was accepted. What a
-    method remembers goes beside it, as OUTPUT.state.safetensors.
+    method remembers goes beside it: state/mean of out.safetensors as out-state-mean.safetensors,
+    and is given to go on with as --file state/mean=out-state-mean.safetensors.
     """
     from grasp_cli.progress import stage_bar
 
@@ -121,6 +127,9 @@ def merge(
     overrides = _overrides(_kind(kind), preprocess, image_size)
     with _named_as_typed("--set refine.augmentation"):
         check_augmentation(parameters, _kind(kind))
+    if files and merged is None:
+        raise typer.BadParameter("it belongs to --merged, which is missing", param_hint="--file")
+    newest = _named(files) | ({WEIGHTS: merged} if merged else {})
     with errors_in_words(), needing("torch", "merging"):
         from grasp_cli.offline import MergeOptions, merge_files
 
@@ -132,7 +141,7 @@ def merge(
             source_classes=_names(source_classes),
             preprocessing=overrides,
             config=parameters,
-            base=base,
+            files={BASE: base} if base else {},
             threads=threads,
         )
         try:
@@ -141,8 +150,7 @@ def merge(
                 sources,
                 output,
                 lambda label: stage_bar(out, label),
-                merged=merged,
-                state=state,
+                newest=newest,
                 version=version,
             )
         except KeyboardInterrupt:
@@ -248,6 +256,20 @@ def _parameters(
     own = {"device": device} | ({} if seed is None else {"seed": seed})
     with _named_as_typed("--set"):
         return parse_config(parse_settings(settings, given) | own)
+
+
+def _named(pairs: list[str]) -> dict[str, Path]:
+    files = {}
+    for pair in pairs:
+        name, _, path = pair.partition("=")
+        try:
+            require_name(name)
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint="--file") from error
+        if not Path(path).is_file():
+            raise typer.BadParameter(f"there is no file {path!r}", param_hint="--file")
+        files[name] = Path(path)
+    return files
 
 
 def _kind(name: str) -> Kind:

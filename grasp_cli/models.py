@@ -277,6 +277,13 @@ def pull(
             metavar="NUMBER|best",
         ),
     ] = None,
+    file: Annotated[
+        str | None,
+        typer.Option(help="Not the weights but this of its files, such as state/mean or base."),
+    ] = None,
+    list_files: Annotated[
+        bool, typer.Option("--list-files", help="Only say which files there are.")
+    ] = False,
     export: Annotated[
         bool,
         typer.Option(
@@ -291,15 +298,21 @@ def pull(
 
     found = session.grasp.models.get(model)
     number = _number(found, version)
+    if list_files:
+        _list_files(session, found, number)
+        return
+    if export and file:
+        raise typer.BadParameter("--export is of weights, and takes no --file")
     if export:
         folder = Path(to or f"{found.name}-v{number}")
         _export(session, found, number, folder)
         path = folder / "model.safetensors"
     else:
-        path = _pull(session, found, number, to or ".")
+        path = _pull(session, found, number, to or ".", file)
     result = {
         "model": found.name,
         "version": number,
+        "file": file or "weights",
         "path": str(path),
         "size": path.stat().st_size,
         "sha256": sha256_of(path),
@@ -317,11 +330,24 @@ def _number(model: Model, version: str | None) -> int | None:
     return int(version)
 
 
-def _pull(session: Session, model: Model, number: int | None, to: str) -> Path:
+def _pull(
+    session: Session, model: Model, number: int | None, to: str, file: str | None = None
+) -> Path:
     from grasp_cli.progress import transfer_bar
 
-    with transfer_bar(session, f"{model.name} v{number}") as progress:
-        return session.grasp.models.pull(model.id, to, version=number, progress=progress)
+    with transfer_bar(session, file or f"{model.name} v{number}") as progress:
+        return session.grasp.models.pull(model.id, to, version=number, file=file, progress=progress)
+
+
+def _list_files(session: Session, model: Model, number: int | None) -> None:
+    from grasp_cli.tables import listed, size
+
+    files = session.grasp.models.files(model.id, version=number)
+    rows = [(file.name, size(file.size), file.sha256) for file in files]
+    session.print_result(
+        [file.model_dump(exclude={"links"}) for file in files],
+        lambda: listed(("file", "size", "sha256"), rows, "no files beside the weights"),
+    )
 
 
 def _export(session: Session, model: Model, number: int | None, folder: Path) -> None:

@@ -23,6 +23,7 @@ from grasp_cli.local import CONVERTED
 from grasp_core import Checkpoint, convert_checkpoint
 from grasp_core.config import FoldConfig
 from grasp_core.folding import Inputs
+from grasp_core.named_files import SOURCE, TARGET, WEIGHTS, download_name
 from grasp_core.operations import Folded, FoldSource, PrepareModel, ReportProgress, ValidateTarget
 from grasp_core.spec import ModelSpec
 
@@ -40,7 +41,7 @@ class MergeOptions:
     source_classes: tuple[str, ...] | None  # None: those that each file names, or the model's
     preprocessing: Mapping[str, JsonValue]
     config: FoldConfig
-    base: Path | None = None  # what the sources were fine-tuned from, for methods that need it
+    files: Mapping[str, Path] = field(default_factory=dict)  # of the model: a `base`
     threads: int | None = None  # of torch; None: its own choice, which is the service's too
     cache: Path = field(default_factory=lambda: Path.home() / ".cache" / "grasp")  # as grasp_core
 
@@ -86,39 +87,38 @@ def merge_files(
     output: Path,
     bar: Bar,
     *,
-    merged: Path | None = None,
-    state: Path | None = None,
+    newest: Mapping[str, Path] | None = None,
     version: int | None = None,
 ) -> list[Outcome]:
-    """Fold `sources` into `merged`, or from nothing, and write `output` if any was accepted.
+    """Fold `sources` into `newest`, or from nothing, and write `output` if any was accepted.
 
-    `version` is the number of `merged`, where it is not what the file says, as after a rollback.
-    `state` is what the method remembers of it; what it remembers in the end is written beside the
-    output (`state_of`). All work is done in a folder beside the output, which is gone afterwards;
-    the output appears when everything is done. Raises what the operations raise; a source that is
-    no such model does so before the first is folded.
+    `newest` has the files of a version by name, its `weights` and what methods remember of it;
+    `version` is its number, where that is not what the weights say, as after a rollback. What
+    methods remember in the end is written beside the output (`beside`). All work is done in a
+    folder beside the output, which is gone afterwards; the output appears when everything is done.
+    Raises what the operations raise; a source that is no such model does so before the first is
+    folded.
     """
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     output.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as folder:
         with bar(options.target.name) as report:
-            work = OfflineMerge.begin(options, Path(folder), report, merged, state, version)
+            work = OfflineMerge.begin(options, Path(folder), report, newest or {}, version)
         offered = [work.check(path) for path in sources]
         outcomes = []
         for source in offered:
             with bar(source.given.name) as report:
                 outcomes.append(work.fold(source, report))
-        if work.newest is not None and work.newest != merged:
-            if work.state is not None:
-                work.state.replace(state_of(output))
-            work.newest.replace(output)
+        if work.newest != (newest or {}):
+            for name in sorted(work.newest, key=WEIGHTS.__eq__):  # the weights last
+                work.newest[name].replace(output if name == WEIGHTS else beside(output, name))
     return outcomes
 
 
-def state_of(output: Path) -> Path:
-    """Where the state of a merged model goes that is written to `output`."""
-    return output.with_name(f"{output.stem}.state.safetensors")
+def beside(output: Path, name: str) -> Path:
+    """Where a file goes that belongs to a version whose weights are written to `output`."""
+    return output.with_name(download_name(output.stem, name))
 
 
 @dataclass
@@ -129,8 +129,7 @@ class OfflineMerge:
     spec: ModelSpec
     fingerprint: str  # of the target
     folder: Path
-    newest: Path | None
-    state: Path | None  # what the method remembers of the newest
+    newest: Mapping[str, Path]  # its files, by name; none: there is no version yet
     version: int  # of the newest; 0: there is none yet
     learning_rate: float | None = None  # that the first fold has found
     _seen: set[str] = field(default_factory=set)
@@ -141,22 +140,21 @@ class OfflineMerge:
         options: MergeOptions,
         folder: Path,
         report: ReportProgress,
-        merged: Path | None,
-        state: Path | None,
+        newest: Mapping[str, Path],
         version: int | None,
     ) -> OfflineMerge:
         """Read the target, as the service does for a new target and for a new model of it."""
-        summary = ValidateTarget(options.target, options.cache, kind=options.kind).run(report)
+        target = {TARGET: options.target}
+        summary = ValidateTarget(target, options.cache, kind=options.kind).run(report)
         prepared = PrepareModel(
             kind=options.kind,
             architecture=options.architecture,
             classes=options.classes,
             preprocessing=options.preprocessing,
-            target_path=options.target,
             target_fingerprint=summary.fingerprint,
             target_classes=summary.classes,
             cache_dir=options.cache,
-            base=options.base,
+            files=target | dict(options.files),
         ).run(report)
         spec = ModelSpec(
             kind=options.kind,
@@ -164,8 +162,8 @@ class OfflineMerge:
             classes=prepared.classes,
             preprocessing=options.preprocessing,
         )
-        number = version or _version_of(merged)
-        return cls(options, spec, summary.fingerprint, folder, merged, state, number)
+        number = version or _version_of(newest.get(WEIGHTS))
+        return cls(options, spec, summary.fingerprint, folder, newest, number)
 
     def check(self, path: Path) -> OfflineSource:
         """The source as safetensors that fit. Raises CheckpointError, CheckpointMismatch."""
@@ -173,7 +171,7 @@ class OfflineMerge:
         if path.suffix.lower() in CONVERTED:
             file = Path(mkdtemp(dir=self.folder), path.name)  # two may have the same name
             convert_checkpoint(path, file, spec=self.spec, classes=classes)
-        opened = Inputs.open(self.spec, file, self.newest, classes, version=None)
+        opened = Inputs.open(self.spec, file, self.newest.get(WEIGHTS), classes, version=None)
         return OfflineSource(path, file, opened.source.sha256)
 
     def fold(self, source: OfflineSource, report: ReportProgress) -> Outcome:
@@ -186,12 +184,12 @@ class OfflineMerge:
         self._discard(source.file)
         if folded.outcome == "rejected":
             return Outcome(source, "rejected", folded=folded)
-        self._discard(self.newest)
-        self._discard(self.state)
-        self.newest, self.version = operation.output, operation.version
+        for path in self.newest.values():
+            self._discard(path)
+        self.newest = {file.name: operation.output / file.name for file in folded.files}
+        self.version = operation.version
         if folded.learning_rate is not None:
             self.learning_rate = folded.learning_rate.rate
-        self.state = operation.state_output if folded.state_sha256 else None
         return Outcome(source, "accepted", operation.version, folded)
 
     def _operation(self, source: OfflineSource) -> FoldSource:
@@ -201,23 +199,23 @@ class OfflineMerge:
             config=self.options.config,
             learning_rate=self.learning_rate,
             version=version,
-            source=source.file,
             source_sha256=source.sha256,
-            merged=self.newest,
             source_classes=self.options.source_classes,
-            target_path=self.options.target,
             target_fingerprint=self.fingerprint,
             cache_dir=self.options.cache,
             work_dir=self.folder / "work",
-            output=self.folder / f"v{version}.safetensors",
-            base=self.options.base,
-            state=self.state,
-            state_output=self.folder / f"v{version}.state.safetensors",
+            output=self.folder / f"v{version}",
+            files={
+                TARGET: self.options.target,
+                SOURCE: source.file,
+                **self.options.files,
+                **self.newest,
+            },
         )
 
-    def _discard(self, file: Path | None) -> None:
+    def _discard(self, file: Path) -> None:
         """Nothing is read twice; the user's own files stay."""
-        if file is not None and file.is_relative_to(self.folder):
+        if file.is_relative_to(self.folder):
             file.unlink()
 
 

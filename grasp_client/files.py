@@ -130,3 +130,9 @@ def zip_folder(folder: Path, archive: Path) -> None:
 def sha256_of(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def as_file_name(name: str) -> str:
+    """Of something on the server, on this disk: tensors, unless its name says otherwise."""
+    plain = name.replace("/", "-")
+    return plain if "." in name.rpartition("/")[2] else f"{plain}.safetensors"

@@ -150,6 +150,13 @@ class Blob(BaseModel):
     size: int
 
 
+class StoredFile(Blob):
+    """What belongs to a model, or to a version beside its weights."""
+
+    name: str
+    links: dict[str, str]
+
+
 class Change(BaseModel):
     """Two models on the same examples."""
 

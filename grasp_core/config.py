@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self, cast
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
-    GetJsonSchemaHandler,
     ValidationError,
     ValidatorFunctionWrapHandler,
     WrapValidator,
     model_validator,
 )
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core.core_schema import CoreSchema, union_schema
 
 from grasp_core.errors import shorten
 
@@ -87,27 +84,6 @@ def plain_words(message: str) -> str:
     return message.removeprefix("Value error, ")
 
 
-class KindOptions:
-    """In JSON schemas: what each kind takes in this place."""
-
-    def __init__(self, part: Literal["overrides", "augmentation"]) -> None:
-        self._part = part
-
-    def __get_pydantic_json_schema__(
-        self, _schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> JsonSchemaValue:
-        from grasp_core.kinds import KINDS
-
-        declared = [getattr(kind, self._part) for kind in KINDS.values()]
-        return handler(union_schema([_named(options) for options in declared]))
-
-
-def _named(options: type[BaseModel]) -> CoreSchema:
-    """With a name, by which a document refers to it."""
-    name = f"{options.__module__}.{options.__qualname__}:{id(options)}"
-    return cast(CoreSchema, {"ref": name, **options.__pydantic_core_schema__})
-
-
 class Frozen(BaseModel):
     """Immutable, and strict about names: a misspelt parameter is an error, not a silent default."""
 
@@ -152,7 +128,7 @@ class RefineConfig(Frozen):
         max_length=MAX_PATTERNS,
         description="Glob patterns of parameters left as they are, such as stem.*",
     )
-    augmentation: Annotated[dict[str, Any], KindOptions("augmentation")] = Field(
+    augmentation: dict[str, Any] = Field(
         {},
         max_length=MAX_OPTIONS,
         description="Random changes to training examples; which there are depends on the kind.",

@@ -2,7 +2,8 @@
 
 GraspError
 ├── ConfigError          a parameter makes no sense
-│   └── DeviceError          … because this machine has no such device
+│   ├── DeviceError          … because this machine has no such device
+│   └── Unloadable           … because it names what an installed package fails to bring
 ├── ArchitectureError    nobody knows the architecture, or it cannot be built as asked
 ├── CheckpointError      a weights file cannot be used
 │   └── CheckpointMismatch   … because its tensors are not the model's: all differences, by name
@@ -65,6 +66,12 @@ class ConfigError(GraspError):
 
 class DeviceError(ConfigError):
     code = "no_such_device"
+
+
+class Unloadable(ConfigError, KeyError):
+    """A KeyError, too: `in` and `get` of a mapping find nothing of the name."""
+
+    code = "broken_package"
 
 
 class ArchitectureError(GraspError):

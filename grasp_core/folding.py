@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -16,12 +16,14 @@ from grasp_core.checkpoints import Checkpoint, CheckpointInfo, Lineage, write_ch
 from grasp_core.config import FoldConfig
 from grasp_core.errors import ConfigError
 from grasp_core.evaluation import Predictions, compare, predict
+from grasp_core.files import sha256_file
 from grasp_core.gate import find_bad_tensors, judge
 from grasp_core.heads import MatchedSource, match_classes
 from grasp_core.kinds import check_augmentation, find_kind
 from grasp_core.manifest import Manifest
 from grasp_core.methods import METHODS, parse_config
 from grasp_core.methods.declaration import AnyMethod
+from grasp_core.named_files import BASE
 from grasp_core.norms import recalibrate
 from grasp_core.progress import ProgressCallback, Recorder
 from grasp_core.provenance import Provenance
@@ -37,7 +39,7 @@ from grasp_core.report import (
 from grasp_core.runtime import Runtime, deterministic
 from grasp_core.seeds import derive_seed
 from grasp_core.spec import ModelSpec
-from grasp_core.state import NEXT_FILE, keep_state, open_state, publish_state
+from grasp_core.state import KEPT, describe_state, open_state, publish_files
 from grasp_core.tasks import Task
 from grasp_core.workbench import Workbench
 
@@ -52,9 +54,8 @@ def fold(
     output: str | Path,
     *,
     merged: str | Path | None = None,
-    base: str | Path | None = None,
-    state: str | Path | None = None,
-    state_output: str | Path | None = None,
+    files: Mapping[str, str | Path] | None = None,
+    files_output: str | Path | None = None,
     source_classes: Sequence[str] | None = None,
     config: FoldConfig | None = None,
     learning_rate: float | None = None,
@@ -74,9 +75,10 @@ def fold(
     `learning_rate` is what an earlier fold of the model has found; where the config says `auto` and
     there is none, this fold tries some, and reports which was the best.
 
-    `base` is what the sources were fine-tuned from, for methods that need it. A method that
-    remembers something between folds writes it to `state_output`, together with `output`, and is
-    given it as the `state` of `merged`; that of another method is not used.
+    `files` are what belongs to `merged` beside its weights, by name, and `base`: what the sources
+    were fine-tuned from, for methods that need it. What a method remembers, as `state/…`, and
+    whatever else belongs to the new version goes to the folder `files_output`, together with
+    `output`. What other methods left is not carried along: it would lack this source.
 
     Raises CheckpointError (CheckpointMismatch, with every difference by name) for a file that is no
     such model, pydantic's ValidationError for augmentation that the kind does not have, ConfigError
@@ -84,7 +86,8 @@ def fold(
     """
     config = check_augmentation(config or parse_config({}), find_kind(spec.kind))
     method = METHODS[config.method]
-    _require_files(method, base, state_output)
+    given = {name: Path(path) for name, path in (files or {}).items() if method.reads(name)}
+    _require_files(method, given, files_output)
     runtime = Runtime.choose(config)
     recorder = Recorder(runtime.device, progress, method.stages)
     with deterministic(), _work_folder(work_dir) as folder:
@@ -95,10 +98,11 @@ def fold(
                 merged,
                 source_classes,
                 version,
-                base=base if method.needs.base else None,
-                state=open_state(state, method) if state else None,
+                files=given,
             )
-            if inputs.state is None:
+            path = given.get(method.state_name)
+            state = open_state(path, method) if path else None
+            if state is None:
                 method.require_beginning(first=inputs.merged is None)
             bench = inputs.workbench(task, config, runtime, recorder, folder, learning_rate)
             flaw = find_bad_tensors(inputs.source, inputs.merged, config.gate)
@@ -107,7 +111,7 @@ def fold(
             return draft.model_copy(update={"reason": flaw})
 
         before, as_it_came = _evaluate_before(bench)
-        refined = _merge_and_refine(bench, method, inputs.state, learning_rate)
+        refined = _merge_and_refine(bench, method, state, learning_rate)
         after = _evaluate_after(bench)
 
         verdict = judge(before.val if before else None, after.val, config.gate)
@@ -121,8 +125,8 @@ def fold(
             with recorder.stage("publish"):
                 info = inputs.describe_output(provenance)
                 sha256 = write_checkpoint(output, bench.model.state_dict(), info)
-                if refined.merge.state_sha256 is not None and state_output is not None:
-                    publish_state(folder, Path(state_output))
+                if files_output is not None:
+                    publish_files(folder, refined.merge.files, Path(files_output))
         _clear(folder)
         return draft.model_copy(
             update={
@@ -130,7 +134,7 @@ def fold(
                 "reason": reason,
                 "forced": reason is not None and force,
                 "sha256": sha256,
-                "state_sha256": refined.merge.state_sha256 if sha256 else None,
+                "files": refined.merge.files if sha256 else (),
                 "metrics": metrics,
                 "change": before and before.compare(after),
                 "gate": verdict,
@@ -138,7 +142,7 @@ def fold(
                 "provenance": provenance,
                 "stages": tuple(recorder.stages),
                 "warnings": (
-                    *_begin_warnings(method, inputs),
+                    *_begin_warnings(method, inputs, state),
                     *_share_warnings(method, refined, as_it_came),
                 ),
                 **_describe_refined(refined),
@@ -157,7 +161,7 @@ class Inputs:
     source_classes: tuple[str, ...] | None
     version: int | None  # of the output, where it is not simply the next
     base: Checkpoint | None = None
-    state: Checkpoint | None = None  # of the method, at `merged`
+    files: Mapping[str, Path] = field(default_factory=dict)  # what the method reads, by name
 
     @classmethod
     def open(
@@ -168,8 +172,7 @@ class Inputs:
         source_classes: Sequence[str] | None,
         version: int | None,
         *,
-        base: str | Path | None = None,
-        state: Checkpoint | None = None,
+        files: Mapping[str, Path] | None = None,
     ) -> Inputs:
         manifest = make_manifest(spec)
         file = Checkpoint(source)
@@ -178,10 +181,11 @@ class Inputs:
         newest = Checkpoint(merged) if merged is not None else None
         if newest is not None:
             _require_fit(manifest, newest, None)
-        ancestor = Checkpoint(base) if base is not None else None
+        files = files or {}
+        ancestor = Checkpoint(files[BASE]) if BASE in files else None
         if ancestor is not None:
             _require_fit(manifest, ancestor, ancestor.info.classes)
-        return cls(spec, manifest, file, newest, classes, version, ancestor, state)
+        return cls(spec, manifest, file, newest, classes, version, ancestor, files)
 
     @property
     def lineage(self) -> Lineage:
@@ -203,7 +207,7 @@ class Inputs:
     ) -> Workbench:
         lineage = self.lineage
         seed = derive_seed(config.seed, lineage.version, lineage.source)
-        read = [file and file.sha256 for file in (self.base, self.state)]
+        read = [(name, sha256_file(path)) for name, path in sorted(self.files.items())]
         about = (self.spec, config, learning_rate, lineage, self.source_classes)
         identity = (*about, task.fingerprint, *read)
         return Workbench(
@@ -218,6 +222,7 @@ class Inputs:
             seed=seed,
             work_dir=folder,
             fold_id=f"{derive_seed(*identity):016x}",
+            files=self.files,
         )
 
     def _matched(
@@ -265,15 +270,15 @@ def _require_fit(manifest: Manifest, file: Checkpoint, classes: tuple[str, ...] 
 
 
 def _require_files(
-    method: AnyMethod, base: str | Path | None, state_output: str | Path | None
+    method: AnyMethod, files: Mapping[str, Path], files_output: str | Path | None
 ) -> None:
     hint = "give its weights, or choose another method"
-    method.require_base(given=base is not None, hint=hint)
-    if method.state is not None and state_output is None:
+    method.require_base(given=BASE in files, hint=hint)
+    if method.state is not None and files_output is None:
         raise ConfigError(
             f"{method.name} remembers something from one fold to the next, and has nowhere to write"
             " it",
-            hint="give a state_output, and that file as the state of the next fold",
+            hint=f"give a files_output; its {method.state_name} is one of the next fold's files",
         )
 
 
@@ -303,8 +308,12 @@ def _merge(bench: Workbench, method: AnyMethod, state: Mapping[str, Tensor] | No
     if bench.merged is None and method.needs.several_sources:
         return _adopt(bench)
     merge = method.merge(bench, bench.config, state)
-    kept = None if merge.state is None else keep_state(bench.work_dir, method, merge.state)
-    return MergeReport(parameters=merge.parameters, details=merge.details, state_sha256=kept)
+    if merge.state is not None:
+        if method.state is None:
+            raise ConfigError(f"{method.name} returns a state and declares none")
+        bench.keep(method.state_name, merge.state, describe_state(method))
+    files = tuple(bench.kept.values())
+    return MergeReport(parameters=merge.parameters, details=merge.details, files=files)
 
 
 def _adopt(bench: Workbench) -> MergeReport:
@@ -370,9 +379,9 @@ def _describe_refined(refined: Refined) -> dict[str, object]:
     }
 
 
-def _begin_warnings(method: AnyMethod, inputs: Inputs) -> tuple[str, ...]:
+def _begin_warnings(method: AnyMethod, inputs: Inputs, state: Checkpoint | None) -> tuple[str, ...]:
     """A warning where a method takes over what another has merged."""
-    if method.state is None or inputs.merged is None or inputs.state is not None:
+    if method.state is None or inputs.merged is None or state is not None:
         return ()
     return (
         f"{method.name} begins with this fold: of the sources before, it knows no more than the"
@@ -410,7 +419,6 @@ def _work_folder(given: str | Path | None) -> Iterator[Path]:
 
 
 def _clear(folder: Path) -> None:
-    for name in (START_FILE, NEXT_FILE):
-        (folder / name).unlink(missing_ok=True)
-    for trial in folder.glob(f"{TRIAL}*"):
-        shutil.rmtree(trial)
+    (folder / START_FILE).unlink(missing_ok=True)
+    for made in (folder / KEPT, *folder.glob(f"{TRIAL}*")):
+        shutil.rmtree(made, ignore_errors=True)

@@ -19,7 +19,8 @@ from grasp_core.config import FoldConfig, Frozen
 from grasp_core.errors import CheckpointError, ConfigError
 from grasp_core.kinds import DEFAULT, find_kind
 from grasp_core.manifest import Manifest
-from grasp_core.report import Figures, FoldVerdict, LearningRate
+from grasp_core.named_files import BASE, SOURCE, TARGET, WEIGHTS
+from grasp_core.report import Figures, FoldVerdict, LearningRate, NamedFile, StageRecord
 from grasp_core.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -63,15 +64,14 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Folded:
-    """The outcome of a fold; a rejected one has no file, hence neither hash nor size."""
+    """The outcome of a fold."""
 
     report: str  # FoldReport as JSON
     verdict: FoldVerdict
-    sha256: str | None
-    size: int | None
     metrics: Figures
-    state_sha256: str | None = None  # of what the method remembers; None: nothing
-    state_size: int | None = None
+    method: str | None = None
+    files: tuple[NamedFile, ...] = ()  # in the output folder, `weights` among them; rejected: none
+    stages: tuple[StageRecord, ...] = ()
     learning_rate: LearningRate | None = None  # as it was probed; None: it was not
 
     @property
@@ -82,12 +82,20 @@ class Folded:
     def reason(self) -> str | None:
         return self.verdict.reason
 
+    @property
+    def sha256(self) -> str | None:
+        """Of the weights."""
+        return next((file.sha256 for file in self.files if file.name == WEIGHTS), None)
+
 
 Result = TargetSummary | Prepared | Folded
 
 
 class Operation(Protocol):
-    """What a child process or `grasp merge` runs. It survives pickling, and can be run again."""
+    """What a child process or `grasp merge` runs. It survives pickling, and can be run again.
+
+    Ours read `files`, by name.
+    """
 
     def run(self, report: ReportProgress) -> Result: ...
 
@@ -96,7 +104,7 @@ class Operation(Protocol):
 class ValidateTarget:
     """Read a target once, whole: can it be used, and what is in it?"""
 
-    target_path: Path
+    files: Mapping[str, Path]  # `target`
     cache_dir: Path
     kind: str = DEFAULT
     max_bytes: int | None = None  # of its files, unpacked
@@ -113,7 +121,7 @@ class ValidateTarget:
             limits = replace(limits, max_bytes=self.max_bytes)
         with make_aside(self.cache_dir, "validate") as folder:
             target = kind.open_target(
-                self.target_path,
+                self.files[TARGET],
                 cache_dir=folder,
                 limits=limits,
                 progress=_decoding(report),
@@ -139,12 +147,11 @@ class PrepareModel:
     architecture: str
     classes: tuple[str, ...] | None  # None: the target's
     preprocessing: Mapping[str, JsonValue]  # what to replace of the architecture's own
-    target_path: Path
     target_fingerprint: str
     target_classes: tuple[str, ...]
     cache_dir: Path
+    files: Mapping[str, Path]  # `target`, and `base`, if the model has one
     kind: str = DEFAULT
-    base: Path | None = None  # what the sources were fine-tuned from
     max_decoded_bytes: int = DECODED_BYTES
     fractions: Fractions | None = None  # as in the target's summary
 
@@ -158,11 +165,12 @@ class PrepareModel:
         with _values_checked():
             spec = self._spec()
             manifest, preprocessing = make_manifest(spec), resolve_preprocessing(spec)
-        if self.base is not None:
-            _require_base(self.base, manifest)
-        warnings = _find_strange_classes(self.base, spec.classes) if self.base else ()
+        base = self.files.get(BASE)
+        if base is not None:
+            _require_base(base, manifest)
+        warnings = _find_strange_classes(base, spec.classes) if base else ()
         open_task(
-            self.target_path,
+            self.files[TARGET],
             spec,
             cache_dir=self.cache_dir,
             limits=Limits(max_decoded_bytes=self.max_decoded_bytes),
@@ -220,18 +228,13 @@ class FoldSource:
     spec: ModelSpec
     config: FoldConfig
     version: int  # that the output will be
-    source: Path
     source_sha256: str
-    merged: Path | None  # None: the source is the model's first
     source_classes: tuple[str, ...] | None
-    target_path: Path
     target_fingerprint: str
     cache_dir: Path
     work_dir: Path
-    output: Path
-    base: Path | None = None  # what the sources were fine-tuned from, for methods that need it
-    state: Path | None = None  # what the method of `merged` remembers; None: nothing
-    state_output: Path | None = None  # where it goes, if this method remembers something
+    output: Path  # a folder, in which each file that is made has its name
+    files: Mapping[str, Path]  # `target`, `source`, those of the newest version and of the model
     learning_rate: float | None = None  # that an earlier fold found
     dry_run: bool = False  # only measured: whatever comes of it is not published
     max_decoded_bytes: int = DECODED_BYTES
@@ -242,8 +245,10 @@ class FoldSource:
         from grasp_core import fold, open_task
         from grasp_core.data import Limits
 
+        files = dict(self.files)
+        source, merged = files.pop(SOURCE), files.pop(WEIGHTS, None)
         target = open_task(
-            self.target_path,
+            files.pop(TARGET),
             self.spec,
             cache_dir=self.cache_dir,
             limits=Limits(max_decoded_bytes=self.max_decoded_bytes),
@@ -257,13 +262,12 @@ class FoldSource:
 
         result = fold(
             self.spec,
-            self.source,
+            source,
             target,
-            self.output,
-            merged=self.merged,
-            base=self.base,
-            state=self.state,
-            state_output=self.state_output,
+            self.output / WEIGHTS,
+            merged=merged,
+            files=files,
+            files_output=self.output,
             source_classes=self.source_classes,
             config=self.config,
             learning_rate=self.learning_rate,
@@ -275,17 +279,21 @@ class FoldSource:
 
     def _folded(self, report: FoldReport) -> Folded:
         rate = report.learning_rate
-        state = self.state_output if report.state_sha256 else None
         return Folded(
             report=report.to_json(),
             verdict=report.verdict,
-            sha256=report.sha256,
-            size=self.output.stat().st_size if report.accepted else None,
             metrics=report.figures,
-            state_sha256=report.state_sha256,
-            state_size=state.stat().st_size if state else None,
+            method=report.method,
+            files=self._made(report),
+            stages=report.stages,
             learning_rate=rate if rate and rate.probe else None,
         )
+
+    def _made(self, report: FoldReport) -> tuple[NamedFile, ...]:
+        if report.sha256 is None:
+            return ()
+        size = (self.output / WEIGHTS).stat().st_size
+        return (NamedFile(name=WEIGHTS, sha256=report.sha256, size=size), *report.files)
 
 
 def _decoding(report: ReportProgress, share: float = 1.0) -> Callable[[float], None]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, MutableMapping
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 from typing import TypeVar
 
-from grasp_core.errors import ConfigError
+from grasp_core.errors import Unloadable
 
 T = TypeVar("T")
 
@@ -16,8 +17,8 @@ class Declarations(MutableMapping[str, T]):
     """Ours, then what packages declare under an entry point's group; of the same name, ours.
 
     Packages are looked for when something is first asked for, not when this is made: one of them
-    may be what imports us, before it has declared anything. Raises ConfigError then, with the
-    package, for one that cannot be loaded or is something else.
+    may be what imports us, before it has declared anything. One that cannot be loaded, or is
+    something else, is a warning then, and is left out; asking for it by name raises Unloadable.
     """
 
     def __init__(self, group: str, declaration: type[T], ours: Mapping[str, T]) -> None:
@@ -26,23 +27,19 @@ class Declarations(MutableMapping[str, T]):
         self._ours = ours
 
     @cached_property
-    def _all(self) -> dict[str, T]:
+    def _all(self) -> dict[str, T | Unloadable]:
         entries = [e for e in entry_points(group=self._group) if e.name not in self._ours]
-        return {**self._ours, **{e.name: _load(e, self._declaration) for e in entries}}
+        return {**self._ours, **{e.name: _try_load(e, self._declaration) for e in entries}}
 
     def forget(self) -> None:
         """Look for packages again when something is next asked for."""
         self.__dict__.pop("_all", None)
 
-    def usable(self) -> list[str]:
-        """The names of those that can be loaded here."""
-        try:
-            return sorted(self)
-        except ConfigError:
-            return sorted(self._ours)
-
     def __getitem__(self, name: str) -> T:
-        return self._all[name]
+        found = self._all[name]
+        if isinstance(found, Unloadable):
+            raise Unloadable(found.message, hint=found.hint) from found.__cause__
+        return found
 
     def __setitem__(self, name: str, declaration: T) -> None:
         self._all[name] = declaration
@@ -51,10 +48,18 @@ class Declarations(MutableMapping[str, T]):
         del self._all[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._all)
+        return (name for name, found in self._all.items() if not isinstance(found, Unloadable))
 
     def __len__(self) -> int:
-        return len(self._all)
+        return sum(1 for _ in self)
+
+
+def _try_load(entry: EntryPoint, declaration: type[T]) -> T | Unloadable:
+    try:
+        return _load(entry, declaration)
+    except Unloadable as error:
+        warnings.warn(str(error), RuntimeWarning, stacklevel=2)
+        return error
 
 
 def _load(entry: EntryPoint, declaration: type[T]) -> T:
@@ -62,12 +67,12 @@ def _load(entry: EntryPoint, declaration: type[T]) -> T:
     try:
         found = entry.load()
     except Exception as error:  # whatever a stranger's module raises
-        raise ConfigError(
+        raise Unloadable(
             f"{entry.name!r} of {package} cannot be loaded: {type(error).__name__}: {error}",
             hint=f"repair or uninstall {package}",
         ) from error
     if not isinstance(found, declaration):
-        raise ConfigError(
+        raise Unloadable(
             f"{entry.value} of {package} is no {declaration.__name__}",
             hint=f"its entry point in {entry.group} must name one",
         )

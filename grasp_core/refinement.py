@@ -25,7 +25,7 @@ from grasp_core.gradients import micro_batches
 from grasp_core.report import LearningRate, Look, MergeReport, ProbedRate, StageRecord
 from grasp_core.schedule import Schedule
 from grasp_core.seeds import derive_seed
-from grasp_core.state import kept_state
+from grasp_core.state import require_kept
 from grasp_core.tasks import Batch
 from grasp_core.workbench import Workbench
 
@@ -50,7 +50,7 @@ class Start(Frozen):
         try:
             saved = open_sealed(bench.work_dir / START_FILE)
             start = cls.model_validate_json(saved.metadata.get("start", ""))
-            kept_state(bench.work_dir, start.merge.state_sha256)
+            require_kept(bench.work_dir, start.merge.files)
         except (CheckpointError, ValidationError):
             return None  # nothing there, or nothing that could be gone on with
         return start if start.fold_id == bench.fold_id else None

@@ -19,6 +19,14 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True)
 
 
+class NamedFile(Record):
+    """A file that belongs to a version or a model, by its name there."""
+
+    name: str
+    sha256: str
+    size: int
+
+
 class Metrics(Record):
     """Classification quality on one split. None: undefined, as for a class without examples."""
 
@@ -166,7 +174,7 @@ class MergeReport(Record):
     parameters: tuple[ParameterReport, ...] = ()
     details: dict[str, JsonValue] = {}  # of the method's own
     adopted: bool = False  # the first source, taken as it is
-    state_sha256: str | None = None  # of what the method remembers; None: nothing
+    files: tuple[NamedFile, ...] = ()  # kept beside the weights
 
     @property
     def share(self) -> float:
@@ -234,7 +242,7 @@ class FoldReport(Record):
     parent: str | None  # sha256 of the version folded into
     source: str  # sha256
     sha256: str | None = None  # of the new version; None if rejected
-    state_sha256: str | None = None  # of what its method remembers; None: nothing
+    files: tuple[NamedFile, ...] = ()  # of the new version, beside its weights
     metrics: MetricsReport = MetricsReport()
     change: SplitCounts | None = None  # from before to after; None: there is no before
     gate: Verdict | None = None  # None: refused before a fold

@@ -13,8 +13,9 @@ from grasp_core.architectures import load_weights
 from grasp_core.config import FoldConfig
 from grasp_core.heads import MatchedSource
 from grasp_core.progress import Recorder
-from grasp_core.report import ParameterReport
+from grasp_core.report import NamedFile, ParameterReport
 from grasp_core.runtime import Runtime
+from grasp_core.state import keep_file
 from grasp_core.tasks import Task
 
 
@@ -25,23 +26,43 @@ class Workbench:
     model: nn.Module
     merged: Mapping[str, Tensor] | None  # None: the source is the first
     source: MatchedSource
-    base: Mapping[str, Tensor] | None  # None: the method needs none
+    base: MatchedSource | None  # None: the method needs none
     task: Task
     config: FoldConfig
     runtime: Runtime
     recorder: Recorder
     seed: int
     work_dir: Path
-    fold_id: str  # what an interrupted fold must have been to be gone on with
+    fold_id: str  # what an interrupted fold must have been to be resumed
+    files: Mapping[str, Path] = field(default_factory=dict)  # what the method left, by name
+    kept: dict[str, NamedFile] = field(default_factory=dict)
 
     def load(self, weights: Mapping[str, Tensor], *, exact: bool = False) -> None:
         """Put weights into the module; `exact` as in `load_weights`."""
         load_weights(self.model, weights, self.runtime.device, exact=exact)
 
-    def report(self, name: str, share: float, score: float | None = None) -> ParameterReport:
-        """That the source gave `share` of a parameter, where it has it at all."""
-        parameter = self.model.get_parameter(name)
+    def keep(
+        self, name: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+    ) -> None:
+        """Make a file of the version to be, beside its weights: `state/…` of the method's own.
+
+        The tensors are read once, one by one, so that each may be computed when it is asked for.
+        """
+        self.kept[name] = keep_file(self.work_dir, name, tensors, metadata or {})
+
+    def given_rows(self, name: str) -> list[int] | None:
+        """The rows of a parameter that the source can give to: it has them and, where the method
+        compares with a base, so has that. None: all."""
         rows = self.source.matched_rows(name)
+        known = self.base.matched_rows(name) if self.base is not None else None
+        if rows is None or known is None:
+            return known if rows is None else rows
+        return [row for row in rows if row in known]
+
+    def report(self, name: str, share: float, score: float | None = None) -> ParameterReport:
+        """That the source gave `share` of a parameter, of the rows that it can give to."""
+        parameter = self.model.get_parameter(name)
+        rows = self.given_rows(name)
         if rows is not None:
             share *= len(rows) / len(parameter)
         return ParameterReport(

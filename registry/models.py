@@ -9,15 +9,17 @@ from sqlalchemy.orm import Session
 from grasp_core.config import FoldConfig, Frozen
 from grasp_core.kinds import find_kind
 from grasp_core.methods import METHODS, change_config
+from grasp_core.named_files import BASE
 from grasp_core.spec import ModelSpec
 from registry.blobs.base import Blob
 from registry.blobs.damage import find_bad_inputs, forget_problems
+from registry.files import find_file, make_files
 from registry.histories import require_history
 from registry.jobs.abilities import find_missing
 from registry.jobs.queue import Lease, close, drop_queue, enqueue, lock_queue, open_queue
 from registry.jobs.transitions import Failure, change
 from registry.lookup import add_named, new_id
-from registry.tables import DeviceClass, Job, Model, Target, Version
+from registry.tables import DeviceClass, Job, Model, ModelFile, Target, Version
 
 MODEL_WITH_BASE = "a base is given with a new model: make one with this method, and its base"
 
@@ -35,15 +37,16 @@ def create_model(
     keep_versions: int | None,
     keep_sources: bool,
     device_class: DeviceClass | None = None,
-    base: Blob | None = None,
+    files: Mapping[str, Blob] | None = None,
     request_id: str | None = None,
 ) -> tuple[Model, Job]:
-    """A model and the job that prepares it: seq 0 of its queue.
+    """A model with its files, by name, and the job that prepares it: seq 0 of its queue.
 
     Raises NameTaken, and NotFound if the target was deleted meanwhile.
     """
     lock_queue(session, target.id)
-    forget_problems(session, [base.sha256] if base else [])
+    files = files or {}
+    forget_problems(session, [blob.sha256 for blob in files.values()])
     model_id = new_id("mdl")
     job = Job(
         id=new_id("job"),
@@ -68,9 +71,8 @@ def create_model(
         keep_versions=keep_versions,
         keep_sources=keep_sources,
         device_class=device_class,
-        base_sha256=base.sha256 if base else None,
-        base_size=base.size if base else None,
         job_id=job.id,
+        files=make_files(ModelFile, files),
     )
     add_named(session, model)
     open_queue(session, model_id, waits_for=target.id)
@@ -112,9 +114,10 @@ def changed_merge(session: Session, model: Model, changes: Mapping[str, Any]) ->
     config = change_config(model.merge, changes)
     if config.method != model.merge["method"]:
         method = METHODS[config.method]
-        method.require_base(given=model.base_sha256 is not None, hint=MODEL_WITH_BASE)
+        has_base = find_file(model.files, BASE) is not None
+        method.require_base(given=has_base, hint=MODEL_WITH_BASE)
         newest = session.get(Version, (model.id, model.version)) if model.version else None
-        require_history(session, newest, config.method)
+        require_history(newest, config.method)
     return config
 
 

@@ -10,6 +10,7 @@ from sqlalchemy import (
     DateTime,
     Dialect,
     ForeignKey,
+    ForeignKeyConstraint,
     Index,
     MetaData,
     String,
@@ -18,15 +19,22 @@ from sqlalchemy import (
     UniqueConstraint,
     text,
 )
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, query_expression
+from sqlalchemy.orm import (
+    DeclarativeBase,
+    Mapped,
+    mapped_column,
+    query_expression,
+    relationship,
+)
 
-from grasp_core.kinds import DEFAULT
+from grasp_core.named_files import WEIGHTS
 from registry.jobs.states import ACTIVE, MOVES, JobKind, JobStatus, ModelStatus, TargetStatus
 
 Scope = Literal["read", "write", "admin"]
 DeviceClass = Literal["gpu", "cpu"]
 ProblemKind = Literal["damaged", "missing", "unreadable"]
 Json = dict[str, Any]
+DEFAULT = "image"  # as grasp_core.kinds has it: a test compares them
 
 
 class UtcDateTime(TypeDecorator[datetime]):
@@ -124,10 +132,7 @@ class Model(Base):
     """A lineage of versions: one architecture, one target, one set of merge parameters."""
 
     __tablename__ = "models"
-    __table_args__ = (
-        UniqueConstraint("owner", "name"),
-        Index("ix_models_base", "base_sha256", "base_size"),  # who needs it; what /metrics sums up
-    )
+    __table_args__ = (UniqueConstraint("owner", "name"),)
 
     id: Mapped[str] = mapped_column(ID, primary_key=True)
     owner: Mapped[str] = mapped_column(NAME)
@@ -146,11 +151,29 @@ class Model(Base):
     device_class: Mapped[DeviceClass | None] = mapped_column("queue")  # of who folds; None: any
     keep_versions: Mapped[int | None]  # None: all
     keep_sources: Mapped[bool] = mapped_column(default=False)
-    base_sha256: Mapped[str | None] = mapped_column(SHA256)  # what its sources were trained from
-    base_size: Mapped[int | None] = mapped_column(BigInteger)
     error: Mapped[Json | None]
     job_id: Mapped[str] = mapped_column(ID)  # the one that prepares it
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
+    files: Mapped[list["ModelFile"]] = relationship(
+        cascade="all, delete-orphan",
+        passive_deletes=True,
+        lazy="selectin",
+        order_by="ModelFile.name",
+    )
+
+
+class ModelFile(Base):
+    """What belongs to a model, by name: the base that its sources were fine-tuned from."""
+
+    __tablename__ = "model_files"
+    __table_args__ = (Index("ix_model_files_blob", "sha256", "size"),)  # as version_files have it
+
+    model_id: Mapped[str] = mapped_column(
+        ForeignKey("models.id", ondelete="CASCADE"), primary_key=True
+    )
+    name: Mapped[str] = mapped_column(NAME, primary_key=True)
+    sha256: Mapped[str] = mapped_column(SHA256)
+    size: Mapped[int] = mapped_column(BigInteger)
 
 
 class Source(Base):
@@ -180,8 +203,7 @@ class Version(Base):
 
     __tablename__ = "versions"
     __table_args__ = (
-        Index("ix_versions_kept", "pruned_at", "rollback_of", "size"),  # what /metrics sums up
-        Index("ix_versions_state", "state_sha256", "pruned_at", "rollback_of", "state_size"),
+        Index("ix_versions_kept", "pruned_at", "sha256", "size"),  # what /metrics sums up
     )
 
     model_id: Mapped[str] = mapped_column(
@@ -191,8 +213,7 @@ class Version(Base):
     owner: Mapped[str] = mapped_column(NAME)
     sha256: Mapped[str] = mapped_column(SHA256, index=True)
     size: Mapped[int] = mapped_column(BigInteger)
-    state_sha256: Mapped[str | None] = mapped_column(SHA256)  # what its method remembers
-    state_size: Mapped[int | None] = mapped_column(BigInteger)
+    method: Mapped[str | None] = mapped_column(NAME)  # that merged it; None: nobody knows any more
     parent: Mapped[int | None]
     source_id: Mapped[str | None] = mapped_column(ID)
     rollback_of: Mapped[int | None]  # the version that this one equals
@@ -200,6 +221,37 @@ class Version(Base):
     metrics: Mapped[Json]
     pruned_at: Mapped[datetime | None]  # its weights were deleted by the model's retention
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
+    files: Mapped[list["VersionFile"]] = relationship(
+        cascade="all, delete-orphan",
+        passive_deletes=True,
+        lazy="selectin",
+        order_by="VersionFile.name",
+    )
+
+    @property
+    def content(self) -> frozenset[tuple[str, str]]:
+        """Name and sha256 of all that it consists of."""
+        return frozenset(
+            {(WEIGHTS, self.sha256), *((file.name, file.sha256) for file in self.files)}
+        )
+
+
+class VersionFile(Base):
+    """What belongs to a version beside its weights, by name; it goes with the weights."""
+
+    __tablename__ = "version_files"
+    __table_args__ = (
+        ForeignKeyConstraint(
+            ["model_id", "number"], ["versions.model_id", "versions.number"], ondelete="CASCADE"
+        ),
+        Index("ix_version_files_blob", "sha256", "size"),  # who needs it; what /metrics sums up
+    )
+
+    model_id: Mapped[str] = mapped_column(ID, primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(NAME, primary_key=True)
+    sha256: Mapped[str] = mapped_column(SHA256)
+    size: Mapped[int] = mapped_column(BigInteger)
 
 
 class Job(Base):

@@ -1,21 +1,24 @@
 """Versions: published under a lease, gone back to, and thinned out."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import and_, exists, select
+from sqlalchemy import and_, select
 from sqlalchemy.orm import Session
 
 from grasp_core.errors import ConfigError
 from grasp_core.methods import DEFAULT
+from grasp_core.named_files import WEIGHTS
 from registry.blobs.base import Blob
 from registry.blobs.damage import forget_problems
 from registry.errors import BytesGone, Conflict, NotFound, NoVersion, StaleBase
+from registry.files import make_files
 from registry.histories import require_history
 from registry.jobs.queue import Lease, close, hold, lock_queue, ring_waiting
 from registry.jobs.transitions import change
-from registry.tables import Job, Model, Source, Version
+from registry.tables import Job, Model, Source, Version, VersionFile
 
 
 @dataclass(frozen=True)
@@ -25,9 +28,9 @@ class FoldResult:
     base: int | None  # the version folded into
     report: str  # JSON
     metrics: dict[str, Any]
-    blob: Blob | None  # None: rejected
+    files: Mapping[str, Blob] = field(default_factory=dict)  # by name; rejected: none
+    method: str | None = None
     verdict: dict[str, Any] | None = None  # grasp_core.report.FoldVerdict
-    state: Blob | None = None  # what the method remembers
     learning_rate: dict[str, Any] | None = None  # as it was probed; None: it was not
 
 
@@ -36,24 +39,24 @@ def publish(session: Session, lease: Lease, result: FoldResult, now: datetime) -
     hold(session, lease)
     job = session.get_one(Job, lease.job_id)
     model = session.get_one(Model, lease.queue_id)
-    assert result.blob is not None  # noqa: S101 - only accepted folds are published
-    state = result.state
-    forget_problems(session, [result.blob.sha256, *([state.sha256] if state else [])])
+    files = dict(result.files)
+    forget_problems(session, [blob.sha256 for blob in files.values()])
+    weights = files.pop(WEIGHTS)
     number = _advance(session, model, result.base)
     session.add(
         Version(
             model_id=model.id,
             number=number,
             owner=model.owner,
-            sha256=result.blob.sha256,
-            size=result.blob.size,
-            state_sha256=state.sha256 if state else None,
-            state_size=state.size if state else None,
+            sha256=weights.sha256,
+            size=weights.size,
+            method=result.method,
             parent=result.base,
             source_id=job.source_id,
             job_id=job.id,
             metrics=result.metrics,
             created_at=now,
+            files=make_files(VersionFile, files),
         )
     )
     if result.learning_rate is not None:
@@ -106,7 +109,7 @@ def rollback(session: Session, model: Model, number: int, now: datetime) -> Vers
     if older.pruned_at is not None:
         raise BytesGone(f"the weights of version {number} were deleted by the model's retention")
     try:
-        require_history(session, older, model.merge.get("method", DEFAULT))
+        require_history(older, model.merge.get("method", DEFAULT))
     except ConfigError as error:
         raise Conflict(
             f"the model could not go on from version {number}: {error.message}",
@@ -119,14 +122,14 @@ def rollback(session: Session, model: Model, number: int, now: datetime) -> Vers
         owner=model.owner,
         sha256=older.sha256,
         size=older.size,
-        state_sha256=older.state_sha256,
-        state_size=older.state_size,
+        method=older.method,
         parent=model.version,
         source_id=older.source_id,
         rollback_of=number,
         job_id=older.job_id,
         metrics=older.metrics,
         created_at=now,
+        files=make_files(VersionFile, {f.name: Blob(f.sha256, f.size) for f in older.files}),
     )
     session.add(version)
     session.refresh(model)
@@ -167,20 +170,13 @@ def prune(session: Session, model: Model, now: datetime) -> None:
     """Let go of the bytes of all but the model's last versions, and of what these equal."""
     if model.keep_versions is None:
         return
+    stored = select(Version).where(Version.model_id == model.id, Version.pruned_at.is_(None))
+    versions = session.scalars(stored.order_by(Version.number.desc())).all()
+    kept = {version.content for version in versions[: model.keep_versions]}
+    for version in versions:
+        if version.content not in kept:
+            version.pruned_at, version.files = now, []
     session.flush()
-    kept = (
-        select(Version.sha256, Version.state_sha256)
-        .where(Version.model_id == model.id)
-        .order_by(Version.number.desc())
-        .limit(model.keep_versions)
-        .subquery()
-    )
-    equals_one = exists().where(
-        kept.c.sha256 == Version.sha256,
-        kept.c.state_sha256.is_not_distinct_from(Version.state_sha256),
-    )
-    old = and_(Version.model_id == model.id, Version.pruned_at.is_(None), ~equals_one)
-    change(session, Version, old, {"pruned_at": now})
 
 
 def _advance(session: Session, model: Model, base: int | None) -> int:

@@ -298,20 +298,29 @@ def test_an_administrator_retries_what_failed_for_all_owners() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [["serve"], ["merge", "a", "--target", "t", "-a", "x", "-o", "b"]]
+    ("options", "told"),
+    [
+        ([], "grasp: the target is an empty folder"),
+        (["--set", "method=broken"], "Invalid value for --set: method: 'broken' of broken cannot"),
+        (["--kind", "broken"], "Invalid value for --kind: 'broken' of broken cannot be loaded"),
+    ],
 )
-def test_a_broken_package_is_named_without_a_traceback(command: list[str], tmp_path: Path) -> None:
+def test_a_broken_package_is_a_warning_until_it_is_asked_for(
+    options: list[str], told: str, tmp_path: Path
+) -> None:
     about = tmp_path / "broken-1.0.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text("[grasp.methods]\nbroken = broken_method:METHOD\n")
-    (tmp_path / "broken_method.py").write_text("raise RuntimeError('no licence')")
+    points = "[grasp.methods]\nbroken = broken:METHOD\n[grasp.kinds]\nbroken = broken:KIND\n"
+    (about / "entry_points.txt").write_text(points)
+    (tmp_path / "broken.py").write_text("raise RuntimeError('no licence')")
     (tmp_path / "a").touch()
     (tmp_path / "t").mkdir()
     root = Path(__file__).parent.parent
+    merge = ["merge", "a", "--target", "t", "-a", "x", "-o", "b", *options]
 
     done = subprocess.run(
-        [sys.executable, "-c", "from grasp_cli.main import main; main()", *command],
+        [sys.executable, "-c", "from grasp_cli.main import main; main()", *merge],
         env=os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{root}", "HOME": str(tmp_path)},
         cwd=tmp_path,
         capture_output=True,
@@ -319,7 +328,8 @@ def test_a_broken_package_is_named_without_a_traceback(command: list[str], tmp_p
         check=False,
     )
 
-    assert done.returncode == 1
-    assert "'broken' of broken cannot be loaded: RuntimeError: no licence" in done.stderr
-    assert "repair or uninstall broken" in done.stderr
+    assert done.returncode == (2 if options else 1)
+    warning = "RuntimeWarning: 'broken' of broken cannot be loaded: RuntimeError: no licence"
+    assert f"{warning} (repair or uninstall broken)" in done.stderr
+    assert told in " ".join(done.stderr.replace("│", "").split())
     assert "Traceback" not in done.stderr

@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 
 from grasp_core.errors import DeviceError, GraspError
 from grasp_core.operations import Folded, FoldSource, Operation, Result
-from registry.blobs.base import BlobStore, StorageError, StorageFull
+from registry.blobs.base import Blob, BlobStore, StorageError, StorageFull
 from registry.blobs.collection import discard_blob
 from registry.blobs.damage import (
     BadInput,
@@ -37,7 +37,7 @@ from registry.process.logs import RepeatedWarning, get_log
 from registry.process.settings import Settings
 from registry.tables import utc_now
 from worker.child import Child, SparePool
-from worker.jobs import JobReader, JobSpec, Stored, record_result, work_folder
+from worker.jobs import JobReader, JobSpec, record_result, take_over_work, work_folder
 from worker.messages import Failed, Finished, Last, Progressed, Stopped
 from worker.observability import AttemptObserver
 
@@ -115,6 +115,7 @@ class Attempt:
             self._fail(Failure("internal_error", f"{type(error).__name__}: {error}"))
 
     def _compute(self) -> None:
+        take_over_work(self.settings, self.lease)
         spec = self._keeping_lease(lambda: self._patiently(self._read_spec))
         operation = self._keeping_lease(lambda: self._fetch(spec))
         with self.spares.take() as child:
@@ -146,7 +147,7 @@ class Attempt:
                 paths[name] = self.verifier.fetch(self.store, given.sha256).absolute()
             self._files[paths[name]] = given
         self._patiently(self._forget_problems)
-        return spec.operation(**paths)
+        return spec.operation(files={**spec.local, **paths})
 
     def _verify(self) -> None:
         """Whether the files are still what they were: a look at each. Raises BadInput."""
@@ -280,16 +281,14 @@ class Attempt:
         except (OperationalError, StorageError) as error:
             log.warning("the source's bytes are left for later", error=str(error))
 
-    def _store(self, operation: Operation, result: Result) -> Stored:
+    def _store(self, operation: Operation, result: Result) -> dict[str, Blob]:
         """What a fold made becomes blobs before anything refers to it; of a dry run nothing."""
         if not isinstance(operation, FoldSource) or not isinstance(result, Folded):
-            return Stored()
-        if result.sha256 is None or operation.dry_run:
-            return Stored()
-        weights = self.store.adopt(operation.output, result.sha256)
-        if result.state_sha256 is None or operation.state_output is None:
-            return Stored(weights)
-        return Stored(weights, self.store.adopt(operation.state_output, result.state_sha256))
+            return {}
+        made = () if operation.dry_run else result.files
+        return {
+            file.name: self.store.adopt(operation.output / file.name, file.sha256) for file in made
+        }
 
     def _fail(self, failure: Failure) -> None:
         self.lacked_room = failure.code == StorageFull.code

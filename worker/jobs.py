@@ -3,11 +3,11 @@
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, assert_never
+from typing import Any, assert_never
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from pydantic import ValidationError
@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 from grasp_core.config import FoldConfig
 from grasp_core.errors import GraspError, TargetError
 from grasp_core.methods import parse_config
+from grasp_core.named_files import SOURCE, TARGET
 from grasp_core.operations import (
     LEGACY_FRACTIONS,
     Folded,
@@ -28,7 +29,7 @@ from grasp_core.operations import (
     ValidateTarget,
 )
 from registry.blobs.base import Blob
-from registry.blobs.damage import Input, base_inputs, model_inputs, target_input
+from registry.blobs.damage import Input, model_inputs, target_input
 from registry.jobs.queue import Lease
 from registry.models import record_preparation, spec_of
 from registry.process.settings import Settings
@@ -36,23 +37,16 @@ from registry.tables import Job, Model, Source, Target
 from registry.targets import record_validation
 from registry.versions import FoldResult, publish, record_trial, reject
 
-OUTPUT = "merged.safetensors"
-STATE_OUTPUT = "method.safetensors"  # what a fold keeps to go on with has other names
+OUTPUT = "made"  # a folder; what a fold keeps to go on with has other names
 
 
 @dataclass(frozen=True)
 class JobSpec:
-    """An operation, but for the files it reads: until they are fetched, hashes stand for them."""
+    """An operation, but for its files: some lie here, and blobs stand for what is to be fetched."""
 
-    operation: Callable[..., Operation]
-    inputs: Mapping[str, Input]  # by the parameter of the operation that is their file
-
-
-class Stored(NamedTuple):
-    """What a fold made, once it is in the store."""
-
-    weights: Blob | None = None
-    state: Blob | None = None
+    operation: Callable[..., Operation]  # given its `files`
+    inputs: Mapping[str, Input]  # by name
+    local: Mapping[str, Path] = field(default_factory=dict)
 
 
 JobReader = Callable[[Session, Lease, Settings], JobSpec]
@@ -84,7 +78,8 @@ def read_job(session: Session, lease: Lease, settings: Settings) -> JobSpec:
         "max_decoded_bytes": settings.decoded_target_bytes,
     }
     if job.kind == "validate":
-        return _on_target(target, settings, partial(ValidateTarget, kind=target.kind, **decoded))
+        validate = partial(ValidateTarget, kind=target.kind, **decoded)
+        return _on_target(target, settings, validate)
     summary = _summary(target)
     train, val, test = summary.get("fractions") or LEGACY_FRACTIONS
     model = session.get_one(Model, job.model_id)
@@ -100,29 +95,27 @@ def read_job(session: Session, lease: Lease, settings: Settings) -> JobSpec:
             fractions=(train, val, test),
             **decoded,
         )
-        return _on_target(target, settings, prepare, **base_inputs(model))
+        return _on_target(target, settings, prepare, **model_inputs(session, model))
     _require_prepared(model)
     source, classes = _candidate(session, job)
-    folder = _leased_folder(settings, lease)
+    folder = leased_folder(settings, lease)
     fold = partial(
         FoldSource,
         spec=spec_of(model),
         config=_config(model, settings),
         version=(model.version or 0) + 1,
         source_sha256=source.sha256,
-        merged=None,
         source_classes=tuple(classes) if classes else None,
         target_fingerprint=summary["fingerprint"],
         work_dir=folder,
         output=folder / OUTPUT,
-        state_output=folder / STATE_OUTPUT,
         dry_run=job.kind == "dry_run",
         learning_rate=model.learning_rate["rate"] if model.learning_rate else None,
         fractions=(train, val, test),
         **decoded,
     )
     shared = model_inputs(session, model)
-    return _on_target(target, settings, fold, **shared, source=source)
+    return _on_target(target, settings, fold, **shared, **{SOURCE: source})
 
 
 def record_result(
@@ -130,10 +123,13 @@ def record_result(
     lease: Lease,
     operation: Operation,
     result: Result,
-    stored: Stored,
+    stored: Mapping[str, Blob],
     now: datetime,
 ) -> None:
-    """Make a result last. Raises LeaseLost, and StaleBase if a fold's base is no longer newest."""
+    """Make a result last, with the files that are stored, by name.
+
+    Raises LeaseLost, and StaleBase if a fold's base is no longer newest.
+    """
     match result:
         case TargetSummary():
             summary = asdict(result)
@@ -154,7 +150,7 @@ def _record_fold(
     lease: Lease,
     operation: FoldSource,
     folded: Folded,
-    stored: Stored,
+    stored: Mapping[str, Blob],
     now: datetime,
 ) -> None:
     rate = folded.learning_rate
@@ -162,9 +158,9 @@ def _record_fold(
         base=operation.version - 1 or None,
         report=folded.report,
         metrics=folded.metrics.model_dump(mode="json"),
-        blob=stored.weights,
+        files=stored,
+        method=folded.method,
         verdict=folded.verdict.model_dump(mode="json"),
-        state=stored.state,
         learning_rate=rate.model_dump(mode="json") if rate else None,
     )
     if operation.dry_run:
@@ -175,20 +171,23 @@ def _record_fold(
         reject(session, lease, result, now)
 
 
-def _leased_folder(settings: Settings, lease: Lease) -> Path:
-    """With what the last attempt left, to go on from.
+def leased_folder(settings: Settings, lease: Lease) -> Path:
+    """What an attempt works in."""
+    return work_folder(settings, lease.job_id) / str(lease.epoch)
+
+
+def take_over_work(settings: Settings, lease: Lease) -> None:
+    """Let the leased folder hold what the last attempt left, to go on from.
 
     It is renamed, so that a child of a worker that only seemed dead no longer finds it: two of
     them writing to the same files could make something that neither of them meant.
     """
     folder = work_folder(settings, lease.job_id)
-    own = folder / str(lease.epoch)
     epochs = [int(path.name) for path in folder.glob("*") if path.name.isdecimal()]
     earlier = [epoch for epoch in epochs if epoch < lease.epoch]
     if earlier and lease.epoch not in epochs:
         with suppress(FileNotFoundError):  # somebody who leased it later was faster
-            (folder / str(max(earlier))).rename(own)
-    return own
+            (folder / str(max(earlier))).rename(leased_folder(settings, lease))
 
 
 def _on_target(
@@ -197,8 +196,8 @@ def _on_target(
     """With the target first, and what the whole queue needs before what one job does."""
     if target.sha256 is None:
         path = local_data(target.uri or "", settings.data_roots)
-        return JobSpec(partial(operation, target_path=path), inputs)
-    return JobSpec(operation, {"target_path": target_input(target), **inputs})
+        return JobSpec(operation, inputs, {TARGET: path})
+    return JobSpec(operation, {TARGET: target_input(target), **inputs})
 
 
 def local_data(uri: str, roots: Iterable[Path]) -> Path:

@@ -1,6 +1,5 @@
 """Observability of an attempt at a job: lines in the log, spans of a trace, sums for /metrics."""
 
-import json
 import sys
 import time
 from collections.abc import Iterator
@@ -60,8 +59,8 @@ class Tally:
         share = folded.metrics.transferred_share
         if share is not None and not first:
             totals.transferred_share.add(share)
-        for stage in json.loads(folded.report).get("stages", ()):
-            totals.stages.setdefault(stage["name"], Sum()).add(stage["seconds"])
+        for stage in folded.stages:
+            totals.stages.setdefault(stage.name, Sum()).add(stage.seconds)
 
     def count_failure(self, code: str) -> None:
         """An attempt that went wrong, whether or not another follows."""

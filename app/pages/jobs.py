@@ -10,23 +10,21 @@ from sqlalchemy.orm import Session
 
 from app.fields import Cursor, Id, RefFilter
 from app.pages.rendering import PageDep
-from app.pages.reports import STAGE_NAMES, origins, read_report, source_names, view_report
+from app.pages.reports import origins, read_report, source_names, stage_titles, view_report
 from app.schemas import JobRead
 from app.serializers import serialize_job, serialize_worker
 from app.service import ServiceDep
 from grasp_core.methods import METHODS
-from registry.jobs.states import ACTIVE, JobStatus
+from registry.jobs.states import ACTIVE, JobKind, JobStatus
 from registry.jobs.workers import list_workers
 from registry.lookup import find, find_named, list_page
 from registry.tables import Job, Model, Source, Target
 
 JOBS_PER_PAGE = 40
-FOLD = {"decode": "Decode the target", **STAGE_NAMES}
-STAGES: dict[str, Mapping[str, str]] = {
+DECODE = {"decode": "Decode the target"}
+STAGES: dict[str, Mapping[str, str]] = {  # of jobs that are no folds
     "validate": {"hash": "Read the archive", "decode": "Decode every example"},
-    "prepare": {"build": "Build the architecture", "decode": "Decode the target"},
-    "fold": FOLD,
-    "dry_run": FOLD,
+    "prepare": {"build": "Build the architecture", **DECODE},
 }
 
 router = APIRouter()
@@ -58,7 +56,7 @@ class JobRow:
     def stage(self) -> str:
         """Where it is."""
         stage = self.job.stage
-        return STAGES[self.job.kind].get(stage, stage) if stage else "waiting for a worker"
+        return _titles(self.job.kind).get(stage, stage) if stage else "waiting for a worker"
 
 
 @router.get("/ui/jobs")
@@ -126,11 +124,15 @@ def job_page(job: Id, service: ServiceDep, page: PageDep) -> HTMLResponse:
 
 def _stages(job: Job, model: Model | None) -> Mapping[str, str]:
     """What it goes through, by name, with a title for each; of a fold, what the method does."""
-    titles = STAGES[job.kind]
-    method = METHODS.get(model.merge["method"]) if model and titles is FOLD else None
+    method = METHODS.get(model.merge["method"]) if model and job.kind not in STAGES else None
     if method is None:
-        return titles
-    return {"decode": titles["decode"]} | {s.name: s.title for s in method.all_stages}
+        return _titles(job.kind)
+    return DECODE | {stage.name: stage.title for stage in method.all_stages}
+
+
+def _titles(kind: JobKind) -> Mapping[str, str]:
+    """Of all stages that such a job may have; those of folds depend on methods."""
+    return STAGES.get(kind) or DECODE | stage_titles()
 
 
 def _ahead(session: Session, job: Job) -> int:

@@ -36,9 +36,13 @@ MEASURES: tuple[tuple[str, str], ...] = (
     ("recall", "Recall"),
     ("auroc", "AUROC"),
 )
-STAGE_NAMES = {stage.name: stage.title for stage in all_stages()}
 MOST_CLASSES = 20  # in a confusion matrix
 MOST_PAIRS = 15
+
+
+def stage_titles() -> dict[str, str]:
+    """By name, of all methods that there are."""
+    return {stage.name: stage.title for stage in all_stages()}
 
 
 def read_report(session: Session, job_id: str) -> FoldReport | None:
@@ -262,9 +266,10 @@ def _places(looks: Sequence[Look]) -> tuple[str, list[int]]:
 
 def _stages(report: FoldReport) -> list[StageRow]:
     longest = max((stage.seconds for stage in report.stages), default=0.0) or 1.0
+    titles = stage_titles()
     return [
         StageRow(
-            STAGE_NAMES.get(stage.name, stage.name),
+            titles.get(stage.name, stage.name),
             stage.seconds,
             bar(stage.seconds / longest),
             stage.peak_bytes,

@@ -32,6 +32,7 @@ from app.service import Service, ServiceDep
 from grasp_core.config import FoldConfig, Frozen, GateConfig
 from grasp_core.kinds import Kind, check_augmentation, find_kind
 from grasp_core.methods import METHODS, asks_for_probe
+from grasp_core.named_files import BASE
 from registry.blobs.base import Blob
 from registry.errors import Unusable
 from registry.jobs.queue import lock_queue
@@ -116,6 +117,7 @@ class ModelIntake(Intake[ModelCreate]):
     def write(self, session: Session, fields: ModelCreate, blobs: Mapping[str, Blob]) -> Created:
         target = find_named(session, Target, self.once.owner, fields.target)
         overrides, parameters = _fit(fields, find_kind(target.kind))
+        base = blobs.get("file" if fields.base == "initial" else "base")
         model, job = create_model_row(
             session,
             self.once.owner,
@@ -128,7 +130,7 @@ class ModelIntake(Intake[ModelCreate]):
             keep_versions=fields.keep_versions,
             keep_sources=fields.keep_sources,
             device_class=fields.queue,
-            base=blobs.get("file" if fields.base == "initial" else "base"),
+            files={BASE: base} if base else {},
             request_id=self.request_id,
         )
         body = ModelCreated(model=serialize_model(model), job=serialize_job(job))

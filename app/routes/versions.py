@@ -1,8 +1,7 @@
 """Versions: what the folds of a model have made, to download, look into, and go back to."""
 
 import json
-from datetime import datetime
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import Field
@@ -11,29 +10,25 @@ from sqlalchemy.orm import Session
 
 from app.access.auth import CallerDep
 from app.fields import MAX_INT, Limit, Number, Reference, RefFilter
-from app.http.downloads import send_elsewhere, send_file
 from app.intake.idempotency import Created, OnceDep
 from app.intake.receiving import json_body
 from app.openapi import BINARY, CONDITIONS, REPORT, body_of, problems
 from app.schemas import Contribution, Page, ParameterOrigin, ProvenanceRead, Rollback, VersionRead
+from app.sending import Download, send
 from app.serializers import serialize_version
 from app.service import Service, ServiceDep
 from grasp_core.provenance import Provenance
 from registry.blobs.base import BlobDamaged, BlobMissing
 from registry.blobs.damage import (
-    find_problems,
     find_version_problems,
     forget_problems,
     problem_of,
     version_inputs,
 )
 from registry.errors import BadVersion, BytesGone, NotFound
-from registry.jobs.queue import ring_waiting
 from registry.lookup import find_named
 from registry.tables import Job, Model, Source, Version, utc_now
 from registry.versions import find_best, find_version, rollback
-
-PRESIGNED_SECONDS = 900  # to begin a download; going on with a broken one asks here again
 
 router = APIRouter(tags=["versions"])
 
@@ -56,7 +51,7 @@ def download_model(
     ] = "newest",
 ) -> Response:
     """Safetensors. Ranges, `If-None-Match` and HEAD work as one expects."""
-    return _download(service, request, _weights(service, caller.owner, model, version))
+    return send(service, request, _weights(service, caller.owner, model, version))
 
 
 @router.get(
@@ -103,58 +98,12 @@ def list_versions(
 def download_version(
     model: Reference, number: Number, request: Request, service: ServiceDep, caller: CallerDep
 ) -> Response:
-    return _download(service, request, _weights(service, caller.owner, model, number))
-
-
-@router.get(
-    "/models/{model}/versions/{number}/state",
-    summary="Download what the method of a version remembers",
-    response_class=Response,
-    responses=BINARY | problems(404, 409, 410, 412, 416),
-    openapi_extra=CONDITIONS,
-)
-def download_state(
-    model: Reference, number: Number, request: Request, service: ServiceDep, caller: CallerDep
-) -> Response:
-    """Safetensors, which the next fold goes on from. Not every method remembers something."""
-    with service.database.read() as session:
-        version = _find_stored(session, caller.owner, model, number)
-        if version.state_sha256 is None or version.state_size is None:
-            raise NotFound(
-                f"version {number} has no state", hint="its method remembers nothing between folds"
-            )
-        name = f"{find_named(session, Model, caller.owner, model).name}-v{number}-state.safetensors"
-    file = File(version.state_sha256, version.state_size, name, version.created_at)
-    return _download(service, request, file)
-
-
-@router.get(
-    "/models/{model}/base",
-    summary="Download a model's base",
-    response_class=Response,
-    responses=BINARY | problems(404, 412, 416),
-    openapi_extra=CONDITIONS,
-)
-def download_base(
-    model: Reference, request: Request, service: ServiceDep, caller: CallerDep
-) -> Response:
-    """Safetensors: what the model's sources were fine-tuned from."""
-    with service.database.read() as session:
-        found = find_named(session, Model, caller.owner, model)
-    if found.base_sha256 is None or found.base_size is None:
-        raise NotFound(
-            f"model {found.name!r} has no base", hint="a base is given when a model is made"
-        )
-    name = f"{found.name}-base.safetensors"
-    file = File(found.base_sha256, found.base_size, name, found.created_at)
-    return _download(service, request, file)
+    return send(service, request, _weights(service, caller.owner, model, number))
 
 
 for path, endpoint in (
     ("/models/{model}", download_model),
     ("/models/{model}/versions/{number}", download_version),
-    ("/models/{model}/versions/{number}/state", download_state),
-    ("/models/{model}/base", download_base),
 ):
     router.add_api_route(
         path, endpoint, methods=["HEAD"], include_in_schema=False, response_class=Response
@@ -237,7 +186,9 @@ def rollback_model(
         def act() -> Created:
             found = find_named(session, Model, caller.owner, model)
             version = rollback(session, found, wanted.version, utc_now())
-            forget_problems(session, _blobs(version))  # they were read a moment ago
+            forget_problems(
+                session, [sha256 for _, sha256 in version.content]
+            )  # they were read a moment ago
             session.flush()
             shown = serialize_version(version)
             return Created(shown, 201, shown.links["self"])
@@ -264,26 +215,17 @@ def _require_sound(service: Service, owner: str, model: str, number: int) -> Non
             raise BadVersion(failure.message, code=failure.code, hint=failure.hint) from error
 
 
-class File(NamedTuple):
-    """A blob, as it is downloaded."""
-
-    sha256: str
-    size: int
-    name: str
-    modified: datetime
-
-
 def _weights(
     service: Service, owner: str, model: str, wanted: int | Literal["newest", "best"]
-) -> File:
+) -> Download:
     with service.database.read() as session:
-        version = _find_stored(session, owner, model, wanted)
+        version = find_stored(session, owner, model, wanted)
         name = find_named(session, Model, owner, model).name
     name = f"{name}-v{version.number}.safetensors"
-    return File(version.sha256, version.size, name, version.created_at)
+    return Download(version.sha256, version.size, name, version.created_at)
 
 
-def _find_stored(
+def find_stored(
     session: Session, owner: str, model: str, wanted: int | Literal["newest", "best"]
 ) -> Version:
     """A version whose bytes were not deleted on purpose. Raises BytesGone."""
@@ -296,64 +238,6 @@ def _find_stored(
             hint="GET the model's versions to see which are available",
         )
     return version
-
-
-def _download(service: Service, request: Request, file: File) -> Response:
-    with service.database.read() as session:
-        was_bad = bool(find_problems(session, [file.sha256]))
-    url = _presigned(service, request, file.sha256)
-    if url is not None:
-        return send_elsewhere(request, url, sha256=file.sha256, modified=file.modified)
-    with service.noting(file.sha256):
-        response = _send(service, request, file)
-    if was_bad and _has_bytes(request, response):
-        with service.database.write() as session:
-            forget_problems(session, [file.sha256])
-            ring_waiting(session, utc_now())
-    return response
-
-
-def _presigned(service: Service, request: Request, sha256: str) -> str | None:
-    """Where the bytes can be had instead; None if they are to be sent from here.
-
-    Clients repeat their headers there, where an If-Match with our ETag would not hold.
-    """
-    if not service.settings.presigned_downloads:
-        return None
-    if "if-match" in request.headers or "if-unmodified-since" in request.headers:
-        return None
-    method: Literal["GET", "HEAD"] = "HEAD" if request.method == "HEAD" else "GET"
-    return service.store.sign(sha256, PRESIGNED_SECONDS, method)
-
-
-def _send(service: Service, request: Request, file: File) -> Response:
-    """From this machine's disk, where a damaged copy is replaced before a byte of it is sent.
-
-    Raises BlobDamaged.
-    """
-    prefix, sha256 = service.settings.accel_redirect, file.sha256
-    path = service.store.fetch(sha256)
-    if path.stat().st_size != file.size:  # and so its ranges would be wrong
-        path = service.verifier.fetch(service.store, sha256)
-    response = send_file(
-        request,
-        path,
-        sha256=sha256,
-        filename=file.name,
-        modified=file.modified,
-        accel_redirect=f"{prefix.rstrip('/')}/{sha256[:2]}/{sha256}" if prefix else None,
-    )
-    if _has_bytes(request, response):
-        service.verifier.fetch(service.store, sha256)
-    return response
-
-
-def _has_bytes(request: Request, response: Response) -> bool:
-    return request.method == "GET" and response.status_code in (200, 206)
-
-
-def _blobs(version: Version) -> list[str]:
-    return [sha256 for sha256 in (version.sha256, version.state_sha256) if sha256]
 
 
 def _find(session: Session, owner: str, model: str, number: int) -> Version:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -12,8 +13,16 @@ from grasp_client import concurrency
 from grasp_client._async.downloads import AsyncDownload
 from grasp_client._async.jobs import AsyncJob, AsyncJobHandle
 from grasp_client._async.records import AsyncCollection, AsyncRecord
-from grasp_client.files import Progress, existing_file, form, sha256_of
-from grasp_client.protocol import Blob, JobProblem, LearningRate, Sensitivity, given, path
+from grasp_client.files import Progress, as_file_name, existing_file, form, sha256_of
+from grasp_client.protocol import (
+    Blob,
+    JobProblem,
+    LearningRate,
+    Sensitivity,
+    StoredFile,
+    given,
+    path,
+)
 
 
 class AsyncModel(AsyncRecord):
@@ -37,6 +46,7 @@ class AsyncModel(AsyncRecord):
     keep_sources: bool
     queue: str | None
     base: Blob | None = None
+    files: list[StoredFile] = []
     error: JobProblem | None
     held: JobProblem | None = None
     job: AsyncJobHandle
@@ -62,7 +72,9 @@ class AsyncVersion(AsyncRecord):
     number: int
     sha256: str
     size: int
+    method: str | None = None  # None: nobody knows, or the server is too old to say
     state: Blob | None = None
+    files: list[StoredFile] = []
     parent: int | None
     source: str | None
     rollback_of: int | None
@@ -173,27 +185,49 @@ class AsyncModels(AsyncCollection):
         answer = await self._client.ask("POST", place, json={"version": version})
         return self._read(AsyncVersion, answer)
 
+    async def files(
+        self, model: str, *, version: int | Literal["best"] | None = None
+    ) -> builtins.list[StoredFile]:
+        """What belongs to a version, or the newest, beside its weights; then the model's own."""
+        found = await self.get(model)
+        return await self._files(found, _choose(found, version))
+
     async def pull(
         self,
         model: str,
         to: str | Path = ".",
         *,
         version: int | Literal["best"] | None = None,
+        file: str | None = None,
         progress: Progress | None = None,
     ) -> Path:
         """Download the newest weights, or a version's, and return the path of the file.
 
-        `to` is a file, or a folder in which it is called `<name>-v<version>.safetensors`: one that
-        exists, or is written with a slash at its end. A connection that is cut is gone on with.
-        Raises Damaged rather than to leave a file whose sha256 is not the version's.
+        With `file`, it is that one of `files` instead, such as "state/mean" or "base". `to` is a
+        file, or a folder in which it is called `<name>-v<version>.safetensors`: one that exists, or
+        is written with a slash at its end. A connection that is cut is resumed. Raises Damaged
+        rather than to leave a file whose sha256 is not what it should be.
         """
         found = await self.get(model)
-        number = (found.best if version == "best" else version) or found.version
-        place = path("models", found.id, *(("versions", number) if number else ()))
-        file = Path(to)
-        if file.is_dir() or str(to).endswith("/"):
-            file /= f"{found.name}-v{number}.safetensors"
-        return await AsyncDownload(self._client, place, progress).write(file)
+        number = _choose(found, version)
+        called, place = f"{found.name}-v{number}", _place(found, number)
+        if file is not None:
+            stored = await self._files(found, number)
+            own = {each.name: each.links["self"] for each in stored}
+            place = own.get(file, f"{place}/files/{file}")  # or the server says what there is
+            called = f"{called if place.startswith(_place(found, number)) else found.name}-{file}"
+        target = Path(to)
+        if target.is_dir() or str(to).endswith("/"):
+            target /= as_file_name(called)
+        return await AsyncDownload(self._client, place, progress).write(target)
+
+    async def _files(self, model: AsyncModel, number: int | None) -> builtins.list[StoredFile]:
+        of_version = [f"{_place(model, number)}/files"] if number else []
+        answers = [
+            await self._client.ask("GET", place)
+            for place in (*of_version, path("models", model.id, "files"))
+        ]
+        return [StoredFile.model_validate(each) for answer in answers for each in answer["items"]]
 
     async def _about_version(self, model: str, number: int | None, what: str) -> dict[str, Any]:
         if number is None:
@@ -202,3 +236,12 @@ class AsyncModels(AsyncCollection):
         place = path("models", model, "versions", number or 1, what)
         answer: dict[str, Any] = await self._client.ask("GET", place)
         return answer
+
+
+def _choose(model: AsyncModel, version: int | Literal["best"] | None) -> int | None:
+    return (model.best if version == "best" else version) or model.version
+
+
+def _place(model: AsyncModel, number: int | None) -> str:
+    """Of a version; without one, of the newest, and the server says if there is none."""
+    return path("models", model.id, *(("versions", number) if number else ()))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import builtins
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -13,8 +14,16 @@ from grasp_client import concurrency
 from grasp_client._sync.downloads import Download
 from grasp_client._sync.jobs import Job, JobHandle
 from grasp_client._sync.records import Collection, Record
-from grasp_client.files import Progress, existing_file, form, sha256_of
-from grasp_client.protocol import Blob, JobProblem, LearningRate, Sensitivity, given, path
+from grasp_client.files import Progress, as_file_name, existing_file, form, sha256_of
+from grasp_client.protocol import (
+    Blob,
+    JobProblem,
+    LearningRate,
+    Sensitivity,
+    StoredFile,
+    given,
+    path,
+)
 
 
 class Model(Record):
@@ -38,6 +47,7 @@ class Model(Record):
     keep_sources: bool
     queue: str | None
     base: Blob | None = None
+    files: list[StoredFile] = []
     error: JobProblem | None
     held: JobProblem | None = None
     job: JobHandle
@@ -63,7 +73,9 @@ class Version(Record):
     number: int
     sha256: str
     size: int
+    method: str | None = None  # None: nobody knows, or the server is too old to say
     state: Blob | None = None
+    files: list[StoredFile] = []
     parent: int | None
     source: str | None
     rollback_of: int | None
@@ -174,27 +186,49 @@ class Models(Collection):
         answer = self._client.ask("POST", place, json={"version": version})
         return self._read(Version, answer)
 
+    def files(
+        self, model: str, *, version: int | Literal["best"] | None = None
+    ) -> builtins.list[StoredFile]:
+        """What belongs to a version, or the newest, beside its weights; then the model's own."""
+        found = self.get(model)
+        return self._files(found, _choose(found, version))
+
     def pull(
         self,
         model: str,
         to: str | Path = ".",
         *,
         version: int | Literal["best"] | None = None,
+        file: str | None = None,
         progress: Progress | None = None,
     ) -> Path:
         """Download the newest weights, or a version's, and return the path of the file.
 
-        `to` is a file, or a folder in which it is called `<name>-v<version>.safetensors`: one that
-        exists, or is written with a slash at its end. A connection that is cut is gone on with.
-        Raises Damaged rather than to leave a file whose sha256 is not the version's.
+        With `file`, it is that one of `files` instead, such as "state/mean" or "base". `to` is a
+        file, or a folder in which it is called `<name>-v<version>.safetensors`: one that exists, or
+        is written with a slash at its end. A connection that is cut is resumed. Raises Damaged
+        rather than to leave a file whose sha256 is not what it should be.
         """
         found = self.get(model)
-        number = (found.best if version == "best" else version) or found.version
-        place = path("models", found.id, *(("versions", number) if number else ()))
-        file = Path(to)
-        if file.is_dir() or str(to).endswith("/"):
-            file /= f"{found.name}-v{number}.safetensors"
-        return Download(self._client, place, progress).write(file)
+        number = _choose(found, version)
+        called, place = f"{found.name}-v{number}", _place(found, number)
+        if file is not None:
+            stored = self._files(found, number)
+            own = {each.name: each.links["self"] for each in stored}
+            place = own.get(file, f"{place}/files/{file}")  # or the server says what there is
+            called = f"{called if place.startswith(_place(found, number)) else found.name}-{file}"
+        target = Path(to)
+        if target.is_dir() or str(to).endswith("/"):
+            target /= as_file_name(called)
+        return Download(self._client, place, progress).write(target)
+
+    def _files(self, model: Model, number: int | None) -> builtins.list[StoredFile]:
+        of_version = [f"{_place(model, number)}/files"] if number else []
+        answers = [
+            self._client.ask("GET", place)
+            for place in (*of_version, path("models", model.id, "files"))
+        ]
+        return [StoredFile.model_validate(each) for answer in answers for each in answer["items"]]
 
     def _about_version(self, model: str, number: int | None, what: str) -> dict[str, Any]:
         if number is None:
@@ -203,3 +237,12 @@ class Models(Collection):
         place = path("models", model, "versions", number or 1, what)
         answer: dict[str, Any] = self._client.ask("GET", place)
         return answer
+
+
+def _choose(model: Model, version: int | Literal["best"] | None) -> int | None:
+    return (model.best if version == "best" else version) or model.version
+
+
+def _place(model: Model, number: int | None) -> str:
+    """Of a version; without one, of the newest, and the server says if there is none."""
+    return path("models", model.id, *(("versions", number) if number else ()))

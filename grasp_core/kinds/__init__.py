@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from grasp_core.config import FoldConfig, Frozen
-from grasp_core.errors import ConfigError
+from grasp_core.errors import ConfigError, Unloadable
 from grasp_core.kinds.declaration import Export, Implementation, Kind
 from grasp_core.kinds.image import IMAGE
 from grasp_core.plugins import Declarations
@@ -36,10 +36,14 @@ Part = Literal["overrides", "preprocessing", "augmentation"]
 
 
 def find_kind(name: str) -> Kind:
-    """Raises ConfigError, with the names that there are."""
-    if name not in KINDS:
-        raise ConfigError(f"there is no kind {name!r}", hint=f"there are {', '.join(KINDS)}")
-    return KINDS[name]
+    """Raises ConfigError, with the names that there are, or with why this one cannot be loaded."""
+    try:
+        return KINDS[name]
+    except Unloadable:
+        raise
+    except KeyError:
+        message, hint = f"there is no kind {name!r}", f"there are {', '.join(KINDS)}"
+        raise ConfigError(message, hint=hint) from None
 
 
 def read_options(kind: Kind, part: Part, values: Mapping[str, Any]) -> Frozen:

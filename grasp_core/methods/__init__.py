@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 from grasp_core.config import FoldConfig, replace_values
+from grasp_core.errors import Unloadable
 from grasp_core.methods import grasp, mean
 from grasp_core.methods.declaration import AnyMethod, Method, Stage
 from grasp_core.plugins import Declarations
@@ -70,15 +71,19 @@ def all_stages() -> tuple[Stage, ...]:
 
 
 def _named(values: object) -> AnyMethod:
-    """The method that `values` ask for. Raises ValidationError if there is none of the name."""
+    """The method that `values` ask for. Raises ValidationError if there is none of the name, or
+    none that can be loaded."""
     name = values.get("method", DEFAULT) if isinstance(values, Mapping) else DEFAULT
-    if isinstance(name, str) and name in METHODS:
+    try:
         return METHODS[name]
-    message = PydanticCustomError(
-        "no_such_method",
-        "there is no such method; there are {known}",
-        {"known": ", ".join(METHODS)},
-    )
+    except Unloadable as error:
+        message = PydanticCustomError("unloadable_method", "{why}", {"why": str(error)})
+    except (KeyError, TypeError):  # TypeError: what cannot even be a name
+        message = PydanticCustomError(
+            "no_such_method",
+            "there is no such method; there are {known}",
+            {"known": ", ".join(METHODS)},
+        )
     wrong = InitErrorDetails(type=message, loc=("method",), input=name)
     raise ValidationError.from_exception_data("FoldConfig", [wrong])
 

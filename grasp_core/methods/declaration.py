@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from grasp_core.config import FoldConfig
 from grasp_core.errors import ConfigError
+from grasp_core.named_files import BASE, state_name
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -84,10 +85,29 @@ class Method(Generic[Parameters]):
     state: int | None = None  # version of the layout of its state; None: it remembers nothing
     advice: Advice | None = None  # None: a source may well give all, or next to nothing
 
+    def __post_init__(self) -> None:
+        if self.needs.several_sources and self.needs.history:
+            raise ValueError(
+                f"{self.name} cannot need both several_sources and history: the first source is"
+                " taken over without it, and it would refuse to go on from there"
+            )
+
     @property
     def all_stages(self) -> tuple[Stage, ...]:
         """Of a fold by this method, in order."""
         return (*BEFORE_MERGE, *self.stages, TRANSFER, *AFTER_MERGE)
+
+    @property
+    def state_name(self) -> str:
+        """Of the file of what it remembers."""
+        return state_name(self.name)
+
+    def reads(self, name: str) -> bool:
+        """Whether a file of this name means something to it: a base, or what it left itself, of
+        which there may be more: `state/mean`, `state/mean+squares`."""
+        if name == BASE:
+            return self.needs.base
+        return name == self.state_name or name.startswith(f"{self.state_name}+")
 
     def require_base(self, *, given: bool, hint: str) -> None:
         """Raises ConfigError where it needs a base and there is none; the hint says what to do."""

@@ -13,9 +13,20 @@ from registry.blobs.base import BlobStore
 from registry.database import Database
 from registry.jobs.queue import is_active
 from registry.jobs.states import ACTIVE
-from registry.tables import Job, Model, Source, Target, UploadPart, Version
+from registry.tables import (
+    Job,
+    Model,
+    ModelFile,
+    Source,
+    Target,
+    UploadPart,
+    Version,
+    VersionFile,
+)
 
-MODEL_NAME = select(Model.name).where(Model.id == Version.model_id).scalar_subquery()
+
+def _name_of(model_id: InstrumentedAttribute[str]) -> ColumnElement[str]:
+    return select(Model.name).where(Model.id == model_id).scalar_subquery()
 
 
 class Reference(NamedTuple):
@@ -27,7 +38,6 @@ class Reference(NamedTuple):
     holds: ColumnElement[bool]  # for the rows that need their bytes
     label: str  # what people call such a row, with its names to be filled in
     names: tuple[ColumnElement[Any] | InstrumentedAttribute[Any], ...]
-    own: ColumnElement[bool] = true()  # False for rows whose bytes are those of another one
 
 
 REFERENCES = (
@@ -45,25 +55,23 @@ REFERENCES = (
         size=Version.size,
         holds=Version.pruned_at.is_(None),
         label="version {} of {}",
-        names=(Version.number, MODEL_NAME),
-        own=Version.rollback_of.is_(None),
+        names=(Version.number, _name_of(Version.model_id)),
     ),
     Reference(
-        kind="states",
-        sha256=Version.state_sha256,
-        size=Version.state_size,
-        holds=Version.state_sha256.is_not(None) & Version.pruned_at.is_(None),
-        label="state of version {} of {}",
-        names=(Version.number, MODEL_NAME),
-        own=Version.rollback_of.is_(None),
+        kind="version_files",
+        sha256=VersionFile.sha256,
+        size=VersionFile.size,
+        holds=true(),
+        label="{} of version {} of {}",
+        names=(VersionFile.name, VersionFile.number, _name_of(VersionFile.model_id)),
     ),
     Reference(
-        kind="bases",
-        sha256=Model.base_sha256,
-        size=Model.base_size,
-        holds=Model.base_sha256.is_not(None),
-        label="base of {}",
-        names=(Model.name,),
+        kind="model_files",
+        sha256=ModelFile.sha256,
+        size=ModelFile.size,
+        holds=true(),
+        label="{} of {}",
+        names=(ModelFile.name, _name_of(ModelFile.model_id)),
     ),
     Reference(
         kind="sources",
@@ -100,7 +108,7 @@ def references() -> Subquery:
 
 
 def is_referenced(session: Session, sha256: str) -> bool:
-    """Whether a target, a version, a model, an unfolded source, a dry run or an upload needs it."""
+    """Whether anything needs it: a target, a version, a model, a source, a dry run, an upload."""
     needed = references()
     found = select(needed).where(needed.c.sha256 == sha256).limit(1)
     return session.execute(found).first() is not None
@@ -116,14 +124,15 @@ def find_uses(session: Session) -> dict[str, list[str]]:
 
 
 def sum_bytes(session: Session) -> dict[str, int]:
-    """How many bytes each kind needs; those of a version that equals an older one are the older's.
+    """How many bytes each kind needs, each blob once: a version may equal an older one.
 
     A query for each, which an index of what it adds up answers.
     """
-    sums = {
-        each.kind: select(func.sum(each.size)).where(each.holds, each.own) for each in REFERENCES
-    }
-    return {kind: int(session.scalar(query) or 0) for kind, query in sums.items()}
+    sums = {}
+    for each in REFERENCES:
+        blobs = select(each.sha256, each.size.label("size")).where(each.holds).distinct().subquery()
+        sums[each.kind] = int(session.scalar(select(func.sum(blobs.c.size))) or 0)
+    return sums
 
 
 def collect_blobs(database: Database, store: BlobStore, min_age: float) -> list[str]:

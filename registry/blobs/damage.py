@@ -1,9 +1,9 @@
 """Blobs that cannot be relied on: noticed by whoever reads them, known until they are mended.
 
 What one job alone needs, its source, fails that job. What all jobs of a model need, its newest
-version with its state, its base and its target, makes them wait: `claim` passes their queue by, and
-after a while, twice as long each time, lets one of them look again. A problem is over when the blob
-is found sound, when its bytes are stored anew, or when nothing needs them any more.
+version with its files, those of the model itself and its target, makes them wait: `claim` passes
+their queue by, and after a while, twice as long each time, lets one of them look again. A problem
+is over when the blob is found sound, when its bytes are stored anew, or when nothing needs them.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,6 +16,7 @@ from sqlalchemy import delete, func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from grasp_core.named_files import WEIGHTS
 from registry.blobs.base import BlobDamaged, BlobMissing, BlobStore, StorageError
 from registry.blobs.collection import find_uses, is_referenced
 from registry.database import Database
@@ -63,49 +64,28 @@ class BadInput(Exception):
         self.error = error
 
 
-def version_input(model: Model, version: Version) -> Input:
-    return Input(
-        version.sha256,
-        f"version {version.number} of model {model.name!r}",
-        "restore it from a backup, or roll the model back to a version that is sound",
-        shared=True,
-    )
-
-
-def state_input(model: Model, version: Version) -> Input:
-    return Input(
-        version.state_sha256 or "",
-        f"the state of version {version.number} of model {model.name!r}",
-        "restore it from a backup, or roll the model back to a version whose state is sound",
-        shared=True,
-    )
-
-
-def base_input(model: Model) -> Input:
-    return Input(
-        model.base_sha256 or "",
-        f"the base of model {model.name!r}",
-        "restore it from a backup, or make another model with the same base, which stores it anew",
-        shared=True,
-    )
-
-
 def version_inputs(model: Model, version: Version) -> dict[str, Input]:
-    """What a version consists of: the `merged` weights, and the `state` of its method."""
-    state = {"state": state_input(model, version)} if version.state_sha256 else {}
-    return {"merged": version_input(model, version), **state}
-
-
-def base_inputs(model: Model) -> dict[str, Input]:
-    return {"base": base_input(model)} if model.base_sha256 else {}
+    """What a version consists of, by name."""
+    called = f"version {version.number} of model {model.name!r}"
+    remedy = "restore it from a backup, or roll the model back to a version that is sound"
+    files = {
+        file.name: Input(file.sha256, f"{file.name} of {called}", remedy, shared=True)
+        for file in version.files
+    }
+    return {WEIGHTS: Input(version.sha256, called, remedy, shared=True), **files}
 
 
 def model_inputs(session: Session, model: Model) -> dict[str, Input]:
-    """What all folds into a model read, besides its target."""
+    """What all jobs of a model read besides its target: its own files, and its newest version's."""
+    remedy = "restore it from a backup, or make another model with the same, which stores it anew"
+    own = {
+        file.name: Input(file.sha256, f"{file.name} of model {model.name!r}", remedy, shared=True)
+        for file in model.files
+    }
     if model.version is None:
-        return base_inputs(model)
+        return own
     newest = session.get_one(Version, (model.id, model.version))
-    return {**base_inputs(model), **version_inputs(model, newest)}
+    return {**own, **version_inputs(model, newest)}
 
 
 def target_input(target: Target) -> Input:
@@ -157,13 +137,16 @@ def find_problems(session: Session, names: Iterable[str]) -> dict[str, ProblemKi
 
 
 def find_version_problems(session: Session, versions: Iterable[Version]) -> dict[int, ProblemKind]:
-    """By number, what is wrong with the weights of these versions of one model, or their state."""
-    blobs = {version.number: (version.sha256, version.state_sha256) for version in versions}
-    known = find_problems(session, [name for names in blobs.values() for name in names if name])
+    """By number, what is wrong with these versions of one model: their weights, or another file."""
+    blobs = {
+        version.number: [*(file.sha256 for file in version.files), version.sha256]
+        for version in versions
+    }
+    known = find_problems(session, [name for names in blobs.values() for name in names])
     return {
         number: known[name]
         for number, names in blobs.items()
-        for name in reversed(names)  # of two that are bad, the weights are reported
+        for name in names  # of two that are bad, the weights are reported
         if name in known
     }
 

@@ -25,7 +25,7 @@ class Abilities(NamedTuple):
 
     @classmethod
     def here(cls) -> "Abilities":
-        return cls(frozenset(METHODS.usable()), frozenset(KINDS.usable()))
+        return cls(frozenset(METHODS), frozenset(KINDS))
 
 
 def lacks_abilities(abilities: Abilities) -> ColumnElement[bool]:

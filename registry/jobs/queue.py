@@ -50,11 +50,13 @@ from registry.tables import (
     DeviceClass,
     Job,
     Model,
+    ModelFile,
     Queue,
     Source,
     Target,
     UtcDateTime,
     Version,
+    VersionFile,
 )
 
 CANDIDATES = 16  # queues tried per claim: one whose last job was lost for good has no other
@@ -341,24 +343,18 @@ def _is_free(now: datetime) -> ColumnElement[bool]:
 
 def _is_held(now: datetime) -> ColumnElement[bool]:
     """Whether a blob that all jobs of a queue need is bad, and not worth another look yet."""
-    bad_version = exists().where(
-        Model.id == Queue.id,
-        Version.model_id == Model.id,
-        Version.number == Model.version,
-        BlobProblem.sha256.in_((Version.sha256, Version.state_sha256)),
-        BlobProblem.look_at > now,
+    newest = and_(
+        Model.id == Queue.id, Version.model_id == Model.id, Version.number == Model.version
     )
-    bad_base = exists().where(
-        Model.id == Queue.id,
-        BlobProblem.sha256 == Model.base_sha256,
-        BlobProblem.look_at > now,
+    of_newest = and_(VersionFile.model_id == Version.model_id, VersionFile.number == Version.number)
+    its_target = Target.id == func.coalesce(Queue.waits_for, Queue.id)  # a model's waits for it
+    needed = (
+        and_(newest, BlobProblem.sha256 == Version.sha256),
+        and_(newest, of_newest, BlobProblem.sha256 == VersionFile.sha256),
+        and_(ModelFile.model_id == Queue.id, BlobProblem.sha256 == ModelFile.sha256),
+        and_(its_target, BlobProblem.sha256 == Target.sha256),
     )
-    bad_target = exists().where(
-        Target.id == func.coalesce(Queue.waits_for, Queue.id),  # a model's queue waits for it
-        BlobProblem.sha256 == Target.sha256,
-        BlobProblem.look_at > now,
-    )
-    return or_(bad_version, bad_base, bad_target)
+    return or_(*(exists().where(BlobProblem.look_at > now, each) for each in needed))
 
 
 def _take(

@@ -46,6 +46,11 @@ class Spread(Sum):
         self.counts[bisect_left(SHARES, value)] += 1
 
 
+def _no_seconds() -> dict[str, Sum]:
+    """Of any stage that there is."""
+    return {stage.name: Sum() for stage in all_stages()}
+
+
 class Totals(BaseModel):
     """Counts that only grow, but for the memory, which is as it was at the last heartbeat."""
 
@@ -55,7 +60,7 @@ class Totals(BaseModel):
     }
     rejections: dict[str, int] = {"accuracy": 0, "tensors": 0}  # of folds, by what was wrong
     failures: dict[str, int] = dict.fromkeys(COMMON_FAILURES, 0)  # of attempts, by code
-    stages: dict[str, Sum] = {stage.name: Sum() for stage in all_stages()}  # seconds
+    stages: dict[str, Sum] = Field(default_factory=_no_seconds)
     transferred_share: Spread = Spread()
     resident_bytes: int = 0  # of the worker's own process
     child_peak_bytes: int = 0  # the most that a process of a job ever had

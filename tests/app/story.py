@@ -96,16 +96,16 @@ def _result(world: World, lease: Lease, reason: str | None = None) -> FoldResult
     with world.database.read() as session:
         base = session.get_one(Model, lease.queue_id).version
     reported = report() | {"reason": reason}
-    blob = None
+    files = {}
     if reason is None:
         with world.store.create() as writer:
             writer.write(checkpoint(1000 + (base or 0)))
-            blob = writer.commit()
+            files["weights"] = writer.commit()
     change = (
         {"count": 20, "lost": 7, "gained": 1} if reason else {"count": 20, "lost": 0, "gained": 2}
     )
     verdict = {"outcome": "rejected" if reason else "accepted", "reason": reason, "change": change}
-    return FoldResult(base, json.dumps(reported), metrics(reported), blob, verdict)
+    return FoldResult(base, json.dumps(reported), metrics(reported), files, "grasp", verdict)
 
 
 def _offer(world: World, number: int, name: str) -> str:

@@ -56,7 +56,7 @@ def anns(migrated: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
     shutil.copy(migrated, home / "grasp.db")
     with opened(home) as world:
         world.ready_model(files={"base": checkpoint()})
-        world.fold(1, state=checkpoint())
+        world.fold(1, state=checkpoint(), others={"base": checkpoint()})  # so both have that name
         source = world.post_source(checkpoint(2)).json()["source"]
         upload = world.client.post("/uploads", headers={"Upload-Length": "9"}).json()
         with world.database.write() as session:
@@ -66,6 +66,7 @@ def anns(migrated: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
         "target": "faces",
         "model": source["model"],
         "number": "1",
+        "name": "base",
         "source": source["id"],
         "job": source["job"],
         "upload": upload["id"],

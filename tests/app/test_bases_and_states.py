@@ -212,7 +212,7 @@ def test_versions_show_the_state_of_their_method(world: World) -> None:
     assert (second["state"], "state" in second["links"]) == (None, False)
     found = world.client.get(first["links"]["state"])
     assert (found.status_code, found.content) == (200, STATE)
-    name = 'attachment; filename="merged-v1-state.safetensors"'
+    name = 'attachment; filename="merged-v1-state-grasp.safetensors"'
     assert found.headers["content-disposition"] == name
     part = world.client.get(first["links"]["state"], headers={"Range": "bytes=8-19"})
     assert (part.status_code, part.content) == (206, STATE[8:20])
@@ -220,7 +220,7 @@ def test_versions_show_the_state_of_their_method(world: World) -> None:
     assert (head.status_code, head.headers["content-length"]) == (200, str(len(STATE)))
     none = world.client.get("/models/merged/versions/2/state")
     assert (none.status_code, none.json()["code"]) == (404, "not_found")
-    assert "remembers nothing" in none.json()["hint"]
+    assert "not every method remembers" in none.json()["hint"]
 
 
 def test_a_version_gone_back_to_has_its_state(world: World) -> None:
@@ -241,6 +241,57 @@ def test_states_go_with_their_versions(world: World) -> None:
     answer = world.client.get("/models/merged/versions/1/state")
 
     assert (answer.status_code, answer.json()["code"]) == (410, "bytes_gone")
+
+
+def test_files_are_listed_and_sent_by_their_names(world: World) -> None:
+    """Whatever they are: nothing here knows what `state/pair+more` means."""
+    world.ready_model(files={"base": BASE})
+    assert world.post_source(checkpoint(1)).status_code == 202
+    world.publish(state=STATE, others={"state/grasp+more": INITIAL, "asset/words.json": b"{}"})
+
+    for place, named in (
+        ("/models/merged/files", {"base": BASE}),
+        (
+            "/models/merged/versions/1/files",
+            {"asset/words.json": b"{}", "state/grasp": STATE, "state/grasp+more": INITIAL},
+        ),
+    ):
+        items = world.client.get(place).json()["items"]
+        assert [(item["name"], item["sha256"], item["size"]) for item in items] == [
+            (name, sha256(content), len(content)) for name, content in named.items()
+        ]
+        for item in items:
+            answer = world.client.get(item["links"]["self"])
+            assert (answer.status_code, answer.content) == (200, named[item["name"]])
+            assert world.client.head(item["links"]["self"]).status_code == 200
+            assert "merged" in answer.headers["content-disposition"]
+    json_file = world.client.get("/models/merged/versions/1/files/asset/words.json")
+    assert 'filename="merged-v1-asset-words.json"' in json_file.headers["content-disposition"]
+    version = world.client.get("/models/merged/versions").json()["items"][0]
+    assert [file["name"] for file in version["files"]] == [*named]
+    assert version["method"] == "grasp"
+
+
+@pytest.mark.parametrize(
+    "path", ["files/nothing", "versions/1/files/nothing", "versions/1/files/state"]
+)
+def test_a_file_that_is_not_there_says_where_to_look(world: World, path: str) -> None:
+    world.ready_model()
+    world.fold(1)
+
+    answer = world.client.get(f"/models/merged/{path}")
+
+    assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
+    assert "files for" in answer.json()["hint"]
+
+
+@pytest.mark.parametrize("name", ["../weights", "a//b", ".hidden", "a/../b", "x" * 201])
+def test_what_is_no_name_of_a_file_is_refused(world: World, name: str) -> None:
+    world.ready_model()
+
+    answer = world.client.get(f"/models/merged/files/{name.replace('/', '%2F')}")
+
+    assert answer.status_code == 422
 
 
 def test_strangers_see_neither(world: World) -> None:
@@ -316,7 +367,7 @@ def test_a_method_that_needs_all_folds_before_takes_over_only_what_it_made(world
 
     def fold_by(method: str, seed: int, state: bytes | None) -> None:
         assert world.post_source(checkpoint(seed)).status_code == 202
-        world.publish(state=state, config={"method": method})
+        world.publish(state=state, method=method)
 
     fold_by("counted", 1, STATE)
     assert world.client.patch("/models/merged", json={"merge": {"method": "grasp"}}).is_success
@@ -352,13 +403,13 @@ def test_a_damaged_state_or_base_is_neither_sent_nor_gone_back_to(world: World) 
     back = world.client.post("/models/merged/rollback", json={"version": 1})
 
     assert (back.status_code, back.json()["code"]) == (409, "blob_damaged")
-    assert "the state of version 1 of model 'merged'" in back.json()["detail"]
+    assert "state/grasp of version 1 of model 'merged'" in back.json()["detail"]
     versions = world.client.get("/models/merged/versions").json()["items"]
     assert [version["problem"] for version in versions] == [None, "damaged"]
     held = world.client.get("/models/merged/info").json()["held"]
-    assert held["message"].startswith("the base of model 'merged' is damaged")
+    assert held["message"].startswith("base of model 'merged' is damaged")
     page = world.client.get("/ui/models/merged/versions/1").text
-    assert "the state of version 1 of model" in page
+    assert "state/grasp of version 1 of model" in page
 
 
 def test_their_bytes_are_counted(world: World) -> None:
@@ -367,8 +418,8 @@ def test_their_bytes_are_counted(world: World) -> None:
 
     found = scraped(world)
 
-    assert found["grasp_blob_bytes", "states"] == len(STATE)
-    assert found["grasp_blob_bytes", "bases"] == len(BASE)
+    assert found["grasp_blob_bytes", "version_files"] == len(STATE)
+    assert found["grasp_blob_bytes", "model_files"] == len(BASE)
 
 
 def test_pages_show_them(world: World) -> None:
@@ -378,6 +429,7 @@ def test_pages_show_them(world: World) -> None:
     model = world.client.get("/ui/models/merged").text
     version = world.client.get("/ui/models/merged/versions/1").text
 
-    assert "/base" in model
+    assert "/files/base" in model
     assert sha256(STATE) in version
-    assert "/versions/1/state" in version
+    for text in (model, version):
+        assert "/versions/1/files/state/grasp" in text

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 from pydantic import Field
 
+from app.main import create_app
 from grasp_core.config import Frozen
 from grasp_core.errors import ConfigError
-from grasp_core.kinds import KINDS, Implementation, Kind
+from grasp_core.kinds import DEFAULT, KINDS, Implementation, Kind
+from registry import tables
 from registry.models import spec_of
 from registry.tables import Model
 from tests.app.world import World
@@ -58,6 +60,23 @@ def test_who_says_no_kind_means_images(world: World) -> None:
     assert (target["kind"], model["kind"]) == ("image", "image")
     assert model["merge"]["refine"]["augmentation"] == {"flip": True, "padding": None}
     assert model["preprocessing"]["image_size"] is None
+
+
+def test_tables_know_the_same_default() -> None:
+    assert tables.DEFAULT == DEFAULT
+
+
+def test_the_document_shows_what_every_kind_takes(world: World) -> None:
+    schemas = create_app(world.settings).openapi()["components"]["schemas"]
+
+    assert schemas["TargetFromUri"]["properties"]["kind"]["enum"] == ["image", "sound"]
+    form = schemas["TargetCreateForm"]["properties"]
+    assert form["kind"]["pattern"] == "^(image|sound)$"
+    augmentation = schemas["RefineConfig"]["properties"]["augmentation"]
+    shown = [choice["$ref"].rpartition("/")[2] for choice in augmentation["anyOf"]]
+    assert shown == ["Augmentation", "SoundAugmentation"]
+    assert schemas["SoundAugmentation"]["properties"].keys() == {"noise"}
+    assert augmentation["description"].startswith("Random changes to training examples")
 
 
 def test_a_kind_comes_with_a_form_a_query_or_json(world: World) -> None:

@@ -118,7 +118,7 @@ def test_warnings_are_shown(world: World) -> None:
     lease = world.claim()
     reported = report() | {"warnings": ["only 0.01% of the parameters were transferred"]}
     with world.database.write() as session:
-        record_trial(session, lease, FoldResult(None, json.dumps(reported), {}, None), utc_now())
+        record_trial(session, lease, FoldResult(None, json.dumps(reported), {}), utc_now())
     text = page(world, f"/ui/jobs/{lease.job_id}")
     assert "only 0.01% of the parameters were transferred" in text
 

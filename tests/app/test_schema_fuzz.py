@@ -92,25 +92,25 @@ Known = dict[str, list[str]]
 
 @pytest.fixture(scope="module")
 def filled(migrated: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Known]:
-    """A home with a ready model of two versions and jobs in each state, and their ids."""
+    """A home with a ready model of three versions and jobs in each state, and their ids."""
     home = tmp_path_factory.mktemp("filled") / "home"
     home.mkdir()
     shutil.copy(migrated, home / "grasp.db")
     with opened(home) as world:
         world.ready_model(files={"base": checkpoint()})
-        world.fold(1, state=checkpoint())
-        world.fold(2)
+        for number in (1, 2, 3):
+            world.fold(number, state=checkpoint(), others={"base": checkpoint()})
         world.add_worker()
-        world.post_source(checkpoint(3))
-        world.reject()
         world.post_source(checkpoint(4))
+        world.reject()
+        world.post_source(checkpoint(5))
         world.fail()
-        job = world.post_source(checkpoint(5)).json()["job"]["id"]
+        job = world.post_source(checkpoint(6)).json()["job"]["id"]
         world.client.post(f"/jobs/{job}/cancel")
-        world.post_source(checkpoint(6))
-        world.progress(world.claim(), "refine", 0.5, loss=0.1)
         world.post_source(checkpoint(7))
-        world.post_raw(checkpoint(8), params={"dry_run": "true"})
+        world.progress(world.claim(), "refine", 0.5, loss=0.1)
+        world.post_source(checkpoint(8))
+        world.post_raw(checkpoint(9), params={"dry_run": "true"})
         upload = world.client.post("/uploads", headers={"Upload-Length": "100000"}).json()
         jobs = world.client.get("/jobs").json()["items"]
         sources = world.client.get("/sources").json()["items"]
@@ -124,6 +124,7 @@ def filled(migrated: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
         "target": ["faces", model["target"]],
         "number": ["1", "2", "3"],
         "upload": [upload["id"]],
+        "name": ["base", "state/grasp"],
     }
 
 

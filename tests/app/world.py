@@ -171,6 +171,8 @@ class World:
         lease: Lease | None = None,
         weights: bytes | None = None,
         state: bytes | None = None,
+        method: str = "grasp",
+        others: Mapping[str, bytes] | None = None,
         **reported: Any,
     ) -> int:
         lease = lease or self.claim()
@@ -181,8 +183,10 @@ class World:
             base,
             report(source or "?", **reported),
             {"accuracy": 0.9},
-            self.put(weights or checkpoint(1000 + (base or 0))),
-            state=self.put(state) if state else None,
+            {"weights": self.put(weights or checkpoint(1000 + (base or 0)))}
+            | ({f"state/{method}": self.put(state)} if state else {})
+            | {name: self.put(content) for name, content in (others or {}).items()},
+            method,
         )
         with self.database.write() as session:
             return publish(session, lease, result, utc_now())
@@ -192,7 +196,7 @@ class World:
         with self.database.write() as session:
             base = session.get_one(Model, lease.queue_id).version
             verdict = {"outcome": "rejected", "reason": "accuracy fell", "change": None}
-            result = FoldResult(base, report("?"), {"accuracy": 0.1}, None, verdict)
+            result = FoldResult(base, report("?"), {"accuracy": 0.1}, verdict=verdict)
             reject(session, lease, result, utc_now())
 
     def try_out(self, *, refused: bool = False) -> None:
@@ -201,7 +205,7 @@ class World:
             "reason": "accuracy fell" if refused else None,
             "change": {"count": 100, "lost": 42, "gained": 1, "trend": "down"} if refused else None,
         }
-        result = FoldResult(None, report("?"), {"accuracy": 0.5}, Blob("0" * 64, 1), verdict)
+        result = FoldResult(None, report("?"), {"accuracy": 0.5}, verdict=verdict)
         lease = self.claim()
         with self.database.write() as session:
             record_trial(session, lease, result, utc_now())
@@ -240,9 +244,10 @@ class World:
         model: str = "merged",
         weights: bytes | None = None,
         state: bytes | None = None,
+        others: Mapping[str, bytes] | None = None,
     ) -> int:
         assert self.post_source(checkpoint(seed), model).status_code == 202
-        return self.publish(weights=weights, state=state)
+        return self.publish(weights=weights, state=state, others=others)
 
     # Looking
 

@@ -156,7 +156,7 @@ def fold_by_hand(world: World, tensors: dict[str, torch.Tensor]) -> None:
     with world.store.create() as writer:
         writer.write(Path("version").read_bytes())
         blob = writer.commit()
-    result = FoldResult(None, report(sha256).to_json(), {}, blob)
+    result = FoldResult(None, report(sha256).to_json(), {}, {"weights": blob})
     with world.database.write() as session:
         publish(session, lease, result, utc_now())
 

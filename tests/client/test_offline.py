@@ -78,25 +78,26 @@ def unframed(text: str) -> str:
 
 
 def fold_as_the_worker(files: Path, folder: Path, sources: list[Path]) -> list[Folded]:
-    fingerprint = ValidateTarget(files / "target", folder / "cache").run(Heard()).fingerprint
-    merged, folds = None, []
+    fingerprint = (
+        ValidateTarget({"target": files / "target"}, folder / "cache").run(Heard()).fingerprint
+    )
+    merged: dict[str, Path] = {}
+    folds = []
     for number, source in enumerate(sources, start=1):
         operation = FoldSource(
             spec=SPEC,
             config=GraspConfig.model_validate(PARAMETERS | {"device": "cpu"}),
             version=number,
-            source=source,
             source_sha256=sha256_file(source),
-            merged=merged,
             source_classes=None,
-            target_path=files / "target",
             target_fingerprint=fingerprint,
             cache_dir=folder / "cache",
             work_dir=folder / str(number),
-            output=folder / f"v{number}.safetensors",
+            output=folder / f"v{number}",
+            files={"target": files / "target", "source": source, **merged},
         )
         folds.append(operation.run(Heard()))
-        merged = operation.output
+        merged = {"weights": operation.output / "weights"}
     return folds
 
 
@@ -107,18 +108,19 @@ def test_what_a_method_remembers_goes_beside_the_output(
     shadow = ("--base", "a.safetensors", "--set", "method=shadow")
 
     run("a.safetensors", "b.pt", *shadow)
-    whole = Path("out").read_bytes(), Path("out.state.safetensors").read_bytes()
+    state = Path("out-state-shadow.safetensors")
+    whole = Path("out").read_bytes(), state.read_bytes()
     run("a.safetensors", *shadow)
     Path("out").rename("first")
-    Path("out.state.safetensors").rename("remembered")
-    run("b.pt", "--merged", "first", "--state", "remembered", *shadow)
+    state.rename("remembered")
+    run("b.pt", "--merged", "first", "--file", "state/shadow=remembered", *shadow)
 
-    assert (Path("out").read_bytes(), Path("out.state.safetensors").read_bytes()) == whole
-    assert int(Checkpoint("out.state.safetensors")["count"]) == 2
+    assert (Path("out").read_bytes(), state.read_bytes()) == whole
+    assert int(Checkpoint(state)["count"]) == 2
     assert sorted(path.name for path in Path().iterdir()) == [
         "first",
         "out",
-        "out.state.safetensors",
+        "out-state-shadow.safetensors",
         "remembered",
     ]
 

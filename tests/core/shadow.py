@@ -39,8 +39,11 @@ class NextSums(Mapping[str, Tensor]):
         if name == COUNT:
             return torch.tensor(1 if self.before is None else int(self.before[COUNT]) + 1)
         assert self.bench.base is not None
-        base, source = self.bench.base[name].double(), self.bench.source[name].double()
-        return source - base if self.before is None else self.before[name] + (source - base)
+        moved = self.bench.source[name].double() - self.bench.base[name].double()
+        rows = self.bench.given_rows(name)
+        if rows is not None:
+            moved[[row for row in range(len(moved)) if row not in rows]] = 0
+        return moved if self.before is None else self.before[name] + moved
 
     def __iter__(self) -> Iterator[str]:
         return iter([*(name for name, _ in self.bench.model.named_parameters()), COUNT])
@@ -61,7 +64,10 @@ def merge(bench: Workbench, parameters: ShadowConfig, state: Mapping[str, Tensor
     with bench.recorder.stage("transfer"):
         weights = {name: bench.source[name].clone() for name in bench.source}
         for name in names:
-            weights[name] = (bench.base[name].double() + moved[name]).to(weights[name].dtype)
+            rows = bench.base.matched_rows(name)
+            where = slice(None) if rows is None else rows
+            sums_of_rows = bench.base[name].double() + moved[name]
+            weights[name][where] = sums_of_rows[where].to(weights[name].dtype)
         bench.load(weights)
     sums.asked.clear()
     MADE.append(sums)

@@ -66,10 +66,8 @@ def test_the_statistics_of_the_first_source_are_measured_as_those_of_every_other
     for method in ("grasp", "mean"):
         output = tmp_path / f"{method}.safetensors"
         values = {"method": method, "refine": {"steps": 0}, "alignment_batches": 2}
-        state = tmp_path / "state" if method == "mean" else None
-        report = fold(
-            TINY, source, task, output, config=parse_config(values), state_output=state, force=True
-        )
+        config = parse_config(values)
+        report = fold(TINY, source, task, output, config=config, files_output=tmp_path, force=True)
         versions[method] = Checkpoint(output)
         assert "recalibrate" in [stage.name for stage in report.stages]
 

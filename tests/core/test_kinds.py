@@ -178,7 +178,7 @@ def test_a_model_of_a_lost_kind_is_not_prepared(tmp_path: Path) -> None:
         architecture="a",
         classes=None,
         preprocessing={},
-        target_path=tmp_path,
+        files={"target": tmp_path},
         target_fingerprint="f",
         target_classes=("x", "y"),
         cache_dir=tmp_path,
@@ -245,7 +245,36 @@ def test_another_package_adds_a_kind_whoever_is_imported_first(tmp_path: Path, f
         ("", "'sound' of sounds_of_earth cannot be loaded: AttributeError"),
     ],
 )
-def test_a_broken_package_is_named(tmp_path: Path, code: str, told: str) -> None:
+def test_a_broken_package_is_left_out_and_named(tmp_path: Path, code: str, told: str) -> None:
     write_package(tmp_path, "sounds_of_earth", code)
 
-    assert told in run(tmp_path, "from grasp_core.kinds import find_kind; find_kind('image')")
+    said = run(
+        tmp_path,
+        "from grasp_core.kinds import KINDS, find_kind\n"
+        "print(*KINDS, len(KINDS), 'sound' in KINDS, KINDS.get('sound'), find_kind('image').name)\n"
+        "find_kind('sound')",
+    )
+
+    assert "image 1 False None image" in said
+    assert said.count(f"RuntimeWarning: {told}") == 1
+    assert said.splitlines()[-1].startswith(f"grasp_core.errors.Unloadable: {told}")
+
+
+def test_a_broken_package_is_a_warning_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_package(tmp_path, "sounds_of_mars", "1 / 0")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    with pytest.warns(RuntimeWarning, match="repair or uninstall sounds_of_mars") as warned:
+        assert [*KINDS] == [*KINDS] == ["image"]
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="'sound' of sounds_of_mars cannot be loaded") as told:
+            find_kind("sound")
+        assert isinstance(told.value.__cause__, ZeroDivisionError)
+    with pytest.raises(ConfigError, match="there is no kind 'smell'"):
+        find_kind("smell")
+
+    assert len(warned) == 1
+    KINDS["sound"] = SOUND
+    assert find_kind("sound") is SOUND

@@ -36,19 +36,19 @@ def fold_all(
     """The last version, its state and its report, each fold reading only what the last one left."""
     merged = state = report = None
     for number, source in enumerate(sources):
-        output, next_state = folder / f"v{number}.safetensors", folder / f"s{number}.safetensors"
+        output, made = folder / f"v{number}.safetensors", folder / f"v{number}"
         report = fold(
             TINY,
             source,
             ToyTask(),
             output,
             merged=merged,
-            state=state,
-            state_output=next_state,
+            files={"state/mean": state} if state else {},
+            files_output=made,
             config=config,  # type: ignore[arg-type]
             force=True,
         )
-        merged, state = output, next_state
+        merged, state = output, made / "state" / "mean"
     assert merged
     assert state
     assert report
@@ -107,7 +107,10 @@ def test_integers_stay_integers(tmp_path: Path) -> None:
 def test_the_state_has_a_constant_size(tmp_path: Path) -> None:
     fold_all(tmp_path, make_sources(tmp_path, 4))
 
-    assert len({(tmp_path / f"s{number}.safetensors").stat().st_size for number in range(4)}) == 1
+    assert (
+        len({(tmp_path / f"v{number}" / "state" / "mean").stat().st_size for number in range(4)})
+        == 1
+    )
 
 
 def test_refinement_does_not_enter_the_sums(tmp_path: Path) -> None:
@@ -155,8 +158,8 @@ def test_a_class_that_no_source_knows_stays_as_the_model_has_it(tmp_path: Path) 
         ToyTask(),
         tmp_path / "second.safetensors",
         merged=tmp_path / "v0.safetensors",
-        state=tmp_path / "s0.safetensors",
-        state_output=tmp_path / "second-state.safetensors",
+        files={"state/mean": tmp_path / "v0" / "state" / "mean"},
+        files_output=tmp_path / "second",
         config=MEAN,
         force=True,
     )
@@ -171,7 +174,7 @@ def test_a_model_of_another_method_counts_as_one_source(tmp_path: Path) -> None:
     sources = make_sources(tmp_path, 2)
     before = tmp_path / "grasp.safetensors"
     fold(TINY, sources[0], ToyTask(), before, config=quick(), force=True)
-    output, state = tmp_path / "mean.safetensors", tmp_path / "state.safetensors"
+    output = tmp_path / "mean.safetensors"
 
     report = fold(
         TINY,
@@ -179,7 +182,7 @@ def test_a_model_of_another_method_counts_as_one_source(tmp_path: Path) -> None:
         ToyTask(),
         output,
         merged=before,
-        state_output=state,
+        files_output=tmp_path / "mean",
         config=MEAN,
         force=True,
     )
@@ -202,7 +205,7 @@ def test_an_interrupted_fold_ends_in_the_same_bytes(tmp_path: Path) -> None:
             sources[0],
             ToyTask(),
             tmp_path / "again.safetensors",
-            state_output=tmp_path / "again-state.safetensors",
+            files_output=tmp_path / "again",
             config=config,
             work_dir=tmp_path / "work",
             progress=progress,  # type: ignore[arg-type]
@@ -214,4 +217,5 @@ def test_an_interrupted_fold_ends_in_the_same_bytes(tmp_path: Path) -> None:
     report = again()
 
     assert report.resumed_from_epoch == 1
-    assert (report.sha256, report.state_sha256) == (whole.sha256, state.sha256)
+    assert (report.sha256, report.files) == (whole.sha256, whole.files)
+    assert [file.sha256 for file in report.files] == [state.sha256]

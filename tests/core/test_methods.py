@@ -36,7 +36,7 @@ from grasp_core.methods import change_config
 from grasp_core.methods.declaration import Needs
 from grasp_core.progress import Recorder
 from grasp_core.report import Verdict
-from grasp_core.state import NEXT_FILE
+from grasp_core.state import KEPT
 from tests.bits import flip_a_bit
 from tests.core import shadow
 from tests.core.shadow import COUNT, SHADOW, ShadowConfig
@@ -69,9 +69,8 @@ class Files:
         """Fold a source into the version that the one before it gave."""
         given: dict[str, object] = {
             "merged": self.output(number - 1, name) if number else None,
-            "base": self.base,
-            "state": self.state(number - 1, name) if number else None,
-            "state_output": self.state(number, name),
+            "files": self.given(number, name),
+            "files_output": self.folder / f"v{number}{name}",
             "config": parse_config(QUICK),
             "force": True,
         }
@@ -87,8 +86,14 @@ class Files:
     def output(self, number: int, name: str = "") -> Path:
         return self.folder / f"v{number}{name}.safetensors"
 
+    def given(self, number: int, name: str = "") -> dict[str, Path]:
+        """What a fold of this number reads, beside the source and the version before."""
+        return {"base": self.base} | (
+            {"state/shadow": self.state(number - 1, name)} if number else {}
+        )
+
     def state(self, number: int, name: str = "") -> Path:
-        return self.folder / f"v{number}{name}.state.safetensors"
+        return self.folder / f"v{number}{name}" / "state" / "shadow"
 
 
 @pytest.fixture
@@ -125,7 +130,7 @@ def test_a_state_says_whose_it_is_and_a_report_which_it_is(files: Files) -> None
 
     state = Checkpoint(files.state(0))
     assert json.loads(state.metadata["grasp_state"]) == {"method": "shadow", "layout": 1}
-    assert report.state_sha256 == state.sha256
+    assert [(file.name, file.sha256) for file in report.files] == [("state/shadow", state.sha256)]
     assert report.method == "shadow"
     assert report.details == {"count": 1}
     assert "sum" in [stage.name for stage in report.stages]
@@ -164,26 +169,26 @@ def test_an_interrupted_fold_goes_on_with_its_state(files: Files, damage: str | 
         files.fold(1, config=config, work_dir=work, progress=stop)
     assert not files.state(1).exists()
     if damage == "a bit":
-        flip_a_bit(work / NEXT_FILE)
+        flip_a_bit(work / KEPT / "state" / "shadow")
     elif damage == "gone":
-        (work / NEXT_FILE).unlink()
+        (work / KEPT / "state" / "shadow").unlink()
     resumed = files.fold(1, config=config, work_dir=work)
 
     assert len(shadow.MADE) == (1 if damage is None else 2)
     assert resumed.resumed_from_epoch == (1 if damage is None else None)
-    assert (resumed.sha256, resumed.state_sha256) == (straight.sha256, straight.state_sha256)
+    assert (resumed.sha256, resumed.files) == (straight.sha256, straight.files)
     assert files.state(1).read_bytes() == content
     assert list(work.iterdir()) == []
 
 
-@pytest.mark.parametrize("changed", ["base", "state"])
+@pytest.mark.parametrize("changed", ["base", "state/shadow"])
 def test_what_was_begun_with_other_files_is_begun_again(files: Files, changed: str) -> None:
     config = parse_config(QUICK | {"refine": EPOCHS})
     for number in (0, 1):
         files.fold(number)
     other = {
         "base": save(files.folder / "other.safetensors", nudged(tiny_weights(1), 0.01, seed=9)),
-        "state": files.state(0),
+        "state/shadow": files.state(0),
     }
     work = files.folder / "work"
 
@@ -194,7 +199,9 @@ def test_what_was_begun_with_other_files_is_begun_again(files: Files, changed: s
             work_dir=work,
             progress=lambda p: STOP if p.metrics.get("epoch", 0) > 1 else None,
         )
-    resumed = files.fold(2, config=config, work_dir=work, **{changed: other[changed]})
+    resumed = files.fold(
+        2, config=config, work_dir=work, files=files.given(2) | {changed: other[changed]}
+    )
 
     assert resumed.resumed_from_epoch is None
 
@@ -205,17 +212,17 @@ def test_a_rejected_fold_leaves_no_state(files: Files, monkeypatch: pytest.Monke
     report = files.fold(0, force=False)
 
     assert not report.accepted
-    assert report.state_sha256 is None
+    assert report.files == ()
     assert not files.output(0).exists()
     assert not files.state(0).exists()
 
 
 def test_what_a_method_needs_is_asked_for_before_anything_is_read(files: Files) -> None:
     with pytest.raises(ConfigError, match="shadow needs a base") as raised:
-        files.fold(0, base=None)
+        files.fold(0, files={})
     assert raised.value.hint
     with pytest.raises(ConfigError, match="nowhere to write"):
-        files.fold(0, state_output=None)
+        files.fold(0, files_output=None)
 
 
 def test_a_base_of_another_architecture_is_refused(files: Files) -> None:
@@ -223,19 +230,22 @@ def test_a_base_of_another_architecture_is_refused(files: Files) -> None:
     base = save(files.folder / "other.safetensors", tiny_weights(4, other))
 
     with pytest.raises(CheckpointMismatch, match=r"other\.safetensors"):
-        files.fold(0, base=base)
+        files.fold(0, files={"base": base})
 
 
 def test_a_base_may_have_other_classes(files: Files) -> None:
     spec = ModelSpec(architecture=TINY.architecture, classes=("fox", "owl"))
     base = save(files.folder / "other.safetensors", tiny_weights(1, spec), spec.classes)
 
-    files.fold(0, base=base)
+    report = files.fold(0, files={"base": base})
 
     sums, source = Checkpoint(files.state(0)), Checkpoint(files.sources[0])
     own, head = Checkpoint(base)["classifier.bias"], source["classifier.bias"].double()
-    torch.testing.assert_close(sums["classifier.bias"][:2], head[:2])  # which the base lacks
+    assert sums["classifier.bias"][:2].tolist() == [0, 0]  # what the base lacks is not compared
     torch.testing.assert_close(sums["classifier.bias"][2], head[2] - own[0].double())
+    shares = {p.name: float(p.transferred) for p in report.parameters}
+    assert shares["classifier.bias"] == pytest.approx(1 / 3)  # nor given by the source
+    assert shares["conv_stem.weight"] == 1
 
 
 def test_other_methods_take_no_notice_of_a_base_or_a_state(files: Files) -> None:
@@ -245,21 +255,20 @@ def test_other_methods_take_no_notice_of_a_base_or_a_state(files: Files) -> None
     report = files.fold(1, config=config)
 
     assert report.method == "grasp"
-    assert report.state_sha256 is None
+    assert report.files == ()
     assert not files.state(1).exists()
     assert not any("begins" in warning for warning in report.warnings)
 
 
-@pytest.mark.parametrize("found", ["none", "another's", "another layout"])
+@pytest.mark.parametrize("found", ["none", "another layout"])
 def test_a_method_begins_in_the_middle_with_a_state_of_its_own(
     files: Files, found: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = replace(SHADOW, **{"name": "ghost"} if found == "another's" else {"state": 2})
     with monkeypatch.context() as earlier:
-        earlier.setitem(METHODS, "shadow", other)
+        earlier.setitem(METHODS, "shadow", replace(SHADOW, state=2))
         files.fold(0)
 
-    report = files.fold(1, **{"state": None} if found == "none" else {})
+    report = files.fold(1, **{"files": files.given(0)} if found == "none" else {})
 
     assert int(Checkpoint(files.state(1))[COUNT]) == 1
     assert report.warnings == (
@@ -277,14 +286,14 @@ def test_a_method_that_cannot_begin_in_the_middle_says_so(
     files.fold(1)
 
     with pytest.raises(ConfigError, match="shadow cannot take over"):
-        files.fold(2, state=None)
+        files.fold(2, files=files.given(0))
 
 
 def test_what_is_no_state_is_refused(files: Files) -> None:
     files.fold(0)
 
     with pytest.raises(CheckpointError, match="is not the state of a method"):
-        files.fold(1, state=files.base)
+        files.fold(1, files=files.given(0) | {"state/shadow": files.base})
 
 
 def test_a_state_that_is_not_declared_is_a_mistake(
@@ -441,3 +450,17 @@ def test_a_package_that_offers_no_method_is_named(tmp_path: Path) -> None:
     process = installed(tmp_path, "echo = echo_merge:OTHER")
 
     assert "echo_merge:OTHER of echo-merge is no Method" in process.stderr
+
+
+def test_what_the_first_source_becomes_unmerged_has_no_history() -> None:
+    with pytest.raises(ValueError, match="shadow cannot need both several_sources and history"):
+        replace(SHADOW, needs=Needs(several_sources=True, history=True))
+
+
+def test_a_method_of_a_broken_package_says_why(tmp_path: Path) -> None:
+    process = installed(tmp_path, "echo = echo_merge:OTHER")
+
+    assert process.stdout == ""
+    assert process.stderr.count("RuntimeWarning: echo_merge:OTHER of echo-merge is no Method") == 1
+    told = process.stderr.partition("ValidationError: ")[2]
+    assert "echo_merge:OTHER of echo-merge is no Method (its entry point in grasp.methods" in told

@@ -40,6 +40,7 @@ from tests.worker.digits import (
     SPEC,
     Bench,
     Heard,
+    reading,
     write_target,
     write_weights,
 )
@@ -50,6 +51,10 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     return Bench(tmp_path_factory.mktemp("bench"))
 
 
+def sha256_of(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
 def refuse(stage: str, fraction: float, metrics: Mapping[str, float]) -> None:
     if stage == "decode":
         raise FoldStopped("enough")
@@ -58,7 +63,7 @@ def refuse(stage: str, fraction: float, metrics: Mapping[str, float]) -> None:
 def test_a_good_target_is_summed_up(bench: Bench, tmp_path: Path) -> None:
     heard = Heard()
 
-    summary = ValidateTarget(bench.target, tmp_path / "cache").run(heard)
+    summary = ValidateTarget({"target": bench.target}, tmp_path / "cache").run(heard)
 
     assert summary.classes == CLASSES
     assert summary.images == 3 * PER_CLASS
@@ -77,14 +82,17 @@ def test_the_fingerprint_is_of_names_and_contents(bench: Bench, tmp_path: Path) 
         digest.update(f"{file.relative_to(bench.target)}\0".encode())
         digest.update(hashlib.sha256(file.read_bytes()).digest())
 
-    assert ValidateTarget(bench.target, tmp_path).run(Heard()).fingerprint == digest.hexdigest()
+    assert (
+        ValidateTarget({"target": bench.target}, tmp_path).run(Heard()).fingerprint
+        == digest.hexdigest()
+    )
 
 
 def test_a_few_broken_images_are_named(tmp_path: Path) -> None:
     target = write_target(tmp_path / "target")
     (target / "one" / "000.png").write_bytes(b"no picture")
 
-    summary = ValidateTarget(target, tmp_path / "cache").run(Heard())
+    summary = ValidateTarget({"target": target}, tmp_path / "cache").run(Heard())
 
     assert summary.broken_count == 1
     assert summary.broken == ({"name": "one/000.png", "reason": "not an image of a known format"},)
@@ -115,7 +123,7 @@ def test_a_target_that_cannot_be_used_leaves_nothing(
     spoil(target)  # type: ignore[operator]
 
     with pytest.raises(kind, match=reported):
-        ValidateTarget(target, tmp_path / "cache").run(Heard())
+        ValidateTarget({"target": target}, tmp_path / "cache").run(Heard())
 
     assert list((tmp_path / "cache").iterdir()) == []
 
@@ -126,14 +134,14 @@ def test_no_job_decodes_more_than_allowed(bench: Bench, tmp_path: Path) -> None:
         architecture=SPEC.architecture,
         classes=None,
         preprocessing=SPEC.preprocessing.model_dump(exclude_unset=True),
-        target_path=bench.target,
+        files={"target": bench.target},
         target_fingerprint=bench.fingerprint,
         target_classes=CLASSES,
         cache_dir=tmp_path / "cache",
         max_decoded_bytes=one - 1,
     )
     fold = replace(bench.fold("large"), cache_dir=tmp_path / "cache", max_decoded_bytes=one - 1)
-    validate = ValidateTarget(bench.target, tmp_path / "cache", max_decoded_bytes=one)
+    validate = ValidateTarget({"target": bench.target}, tmp_path / "cache", max_decoded_bytes=one)
 
     for operation in (prepare, fold, validate):
         with pytest.raises(TargetError, match=r"120 examples that decode to .*max_decoded_bytes"):
@@ -147,14 +155,16 @@ def test_a_target_may_not_be_larger_than_allowed(bench: Bench, tmp_path: Path) -
     size = sum(file.stat().st_size for file in bench.target.rglob("*.png"))
 
     with pytest.raises(TargetError, match="max_bytes"):
-        ValidateTarget(bench.target, tmp_path, max_bytes=size - 1).run(Heard())
+        ValidateTarget({"target": bench.target}, tmp_path, max_bytes=size - 1).run(Heard())
 
-    assert ValidateTarget(bench.target, tmp_path, max_bytes=size).run(Heard()).images > 0
+    assert (
+        ValidateTarget({"target": bench.target}, tmp_path, max_bytes=size).run(Heard()).images > 0
+    )
 
 
 def test_validation_can_be_stopped(bench: Bench, tmp_path: Path) -> None:
     with pytest.raises(FoldStopped):
-        ValidateTarget(bench.target, tmp_path).run(refuse)
+        ValidateTarget({"target": bench.target}, tmp_path).run(refuse)
 
     assert list(tmp_path.iterdir()) == []
 
@@ -164,7 +174,7 @@ def preparing(bench: Bench, cache: Path) -> PrepareModel:
         architecture=SPEC.architecture,
         classes=None,
         preprocessing=SPEC.preprocessing.model_dump(),
-        target_path=bench.target,
+        files={"target": bench.target},
         target_fingerprint=bench.fingerprint,
         target_classes=CLASSES,
         cache_dir=cache,
@@ -178,7 +188,7 @@ def test_a_base_must_be_such_a_model(bench: Bench, tmp_path: Path) -> None:
     whole = preparing(bench, tmp_path / "cache").run(Heard())
 
     for path in (base, fewer):  # whose classes it names itself
-        model = replace(preparing(bench, tmp_path / "cache"), base=path)
+        model = reading(preparing(bench, tmp_path / "cache"), base=path)
         assert model.run(Heard()) == whole
 
     tensors = dict(Checkpoint(base))
@@ -186,7 +196,7 @@ def test_a_base_must_be_such_a_model(bench: Bench, tmp_path: Path) -> None:
     lacking = tmp_path / "lacking.safetensors"
     write_checkpoint(lacking, tensors, CheckpointInfo())
     with pytest.raises(CheckpointMismatch, match=r"the base is not a .* 1 missing: conv_stem"):
-        replace(preparing(bench, tmp_path / "cache"), base=lacking).run(Heard())
+        reading(preparing(bench, tmp_path / "cache"), base=lacking).run(Heard())
 
 
 @pytest.mark.parametrize(("factor", "reason"), [(0.0, "all its values are zero"), (1e30, "above")])
@@ -199,7 +209,7 @@ def test_a_base_must_be_a_trained_model(
     write_checkpoint(base, tensors, CheckpointInfo(classes=weights.info.classes))
 
     with pytest.raises(CheckpointError, match=f"the base is no trained model: .*{reason}"):
-        replace(preparing(bench, tmp_path / "cache"), base=base).run(Heard())
+        reading(preparing(bench, tmp_path / "cache"), base=base).run(Heard())
 
 
 def test_a_base_of_other_classes_is_taken_with_a_word(bench: Bench, tmp_path: Path) -> None:
@@ -208,7 +218,7 @@ def test_a_base_of_other_classes_is_taken_with_a_word(bench: Bench, tmp_path: Pa
     base = tmp_path / "other.safetensors"
     write_checkpoint(base, dict(weights), CheckpointInfo(classes=names))
 
-    prepared = replace(preparing(bench, tmp_path / "cache"), base=base).run(Heard())
+    prepared = reading(preparing(bench, tmp_path / "cache"), base=base).run(Heard())
 
     assert any("none of the model's classes" in warning for warning in prepared.warnings)
 
@@ -220,7 +230,7 @@ def test_a_base_must_be_finite(bench: Bench, tmp_path: Path) -> None:
     write_checkpoint(base, tensors, CheckpointInfo())
 
     with pytest.raises(CheckpointError, match=r"not finite in conv_stem\.weight"):
-        replace(preparing(bench, tmp_path / "cache"), base=base).run(Heard())
+        reading(preparing(bench, tmp_path / "cache"), base=base).run(Heard())
 
 
 def test_a_model_takes_its_targets_classes(bench: Bench, tmp_path: Path) -> None:
@@ -242,9 +252,9 @@ def test_the_first_fold_of_a_prepared_model_needs_the_target_no_more(
     bench: Bench, tmp_path: Path
 ) -> None:
     preparing(bench, tmp_path / "cache").run(Heard())
-    operation = replace(bench.fold("prepared"), cache_dir=tmp_path / "cache", merged=None)
+    operation = replace(bench.fold("prepared"), cache_dir=tmp_path / "cache", version=1)
 
-    elsewhere = replace(operation, target_path=tmp_path / "gone", version=1).run(Heard())
+    elsewhere = reading(operation, target=tmp_path / "gone", weights=None).run(Heard())
 
     assert elsewhere.outcome == "accepted"
 
@@ -252,7 +262,7 @@ def test_the_first_fold_of_a_prepared_model_needs_the_target_no_more(
 def test_a_target_that_changed_is_noticed_when_it_is_read(bench: Bench, tmp_path: Path) -> None:
     changed = tmp_path / "target"
     shutil.copytree(bench.target, changed)
-    operation = replace(preparing(bench, tmp_path / "cache"), target_path=changed)
+    operation = reading(preparing(bench, tmp_path / "cache"), target=changed)
     picture = next(changed.glob("one/*.png"))
     shutil.copy(next(changed.glob("two/*.png")), picture)
 
@@ -288,7 +298,8 @@ def test_a_model_may_have_more_classes_than_its_target(bench: Bench, tmp_path: P
 def test_a_model_that_cannot_be_is_refused_before_the_target_is_read(
     bench: Bench, tmp_path: Path, changes: dict[str, object], kind: type[GraspError], reported: str
 ) -> None:
-    operation = replace(preparing(bench, tmp_path), target_path=tmp_path / "nowhere", **changes)  # type: ignore[arg-type]
+    elsewhere = reading(preparing(bench, tmp_path), target=tmp_path / "nowhere")
+    operation = replace(elsewhere, **changes)  # type: ignore[arg-type]
 
     with pytest.raises(kind, match=reported):
         operation.run(Heard())
@@ -304,11 +315,17 @@ def test_a_fold_tells_what_it_measured(bench: Bench) -> None:
     assert report.metrics.after is not None
     assert folded.metrics == report.figures
     assert (folded.outcome, folded.reason) == ("accepted", None)
-    assert (folded.state_sha256, folded.state_size) == (None, None)
-    content = operation.output.read_bytes()
-    assert folded.sha256 == hashlib.sha256(content).hexdigest()
-    assert folded.size == len(content)
-    assert Checkpoint(operation.output).info.lineage.version == operation.version == report.version
+    [weights] = folded.files
+    content = (operation.output / "weights").read_bytes()
+    assert (weights.name, folded.method) == ("weights", "grasp")
+    assert folded.sha256 == weights.sha256 == hashlib.sha256(content).hexdigest()
+    assert weights.size == len(content)
+    assert folded.stages == report.stages
+    assert (
+        Checkpoint(operation.output / "weights").info.lineage.version
+        == operation.version
+        == report.version
+    )
     fractions = [fraction for _, fraction, _ in heard.reported]
     assert fractions == sorted(fractions)
     assert heard.stages[:3] == ["decode", "load", "baseline"]
@@ -318,31 +335,19 @@ def test_a_fold_tells_what_it_measured(bench: Bench) -> None:
 def test_a_fold_carries_base_and_state(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(METHODS, "shadow", SHADOW)
     values = CONFIG.model_dump(include={"refine", "gate", "device"}) | {"method": "shadow"}
-    first = replace(
-        bench.fold("remembered"),
-        config=parse_config(values),
-        base=bench.merged,
-        state_output=bench.root / "first.state",
-        merged=None,
-        version=1,
-    )
-    second = replace(
-        first,
-        merged=first.output,
-        state=first.state_output,
-        output=bench.root / "second",
-        state_output=bench.root / "second.state",
-        version=2,
-    )
+    operation = replace(bench.fold("remembered"), config=parse_config(values), version=1)
+    first = reading(operation, base=bench.merged, weights=None)
+    made = {name: first.output / name for name in ("weights", "state/shadow")}
+    second = replace(reading(first, **made), output=bench.root / "second", version=2)
 
     for operation, count in ((first, 1), (second, 2)):
         folded = operation.run(Heard())
 
-        assert operation.state_output is not None
-        content = operation.state_output.read_bytes()
-        assert folded.state_sha256 == hashlib.sha256(content).hexdigest()
-        assert folded.state_size == len(content)
-        assert int(Checkpoint(operation.state_output)["count"]) == count
+        assert [file.name for file in folded.files] == ["weights", "state/shadow"]
+        for file in folded.files:
+            content = (operation.output / file.name).read_bytes()
+            assert (file.sha256, file.size) == (sha256_of(content), len(content))
+        assert int(Checkpoint(operation.output / "state/shadow")["count"]) == count
 
 
 def test_a_stopped_fold_goes_on_where_it_was(bench: Bench) -> None:
@@ -363,11 +368,11 @@ def test_a_rejected_fold_has_a_reason_and_no_file(bench: Bench, tmp_path: Path) 
     weights["conv_stem.weight"] = torch.full_like(weights["conv_stem.weight"], torch.nan)
     write_checkpoint(tmp_path / "nan.safetensors", weights, CheckpointInfo(classes=CLASSES))
 
-    folded = replace(bench.fold("rejected"), source=tmp_path / "nan.safetensors").run(Heard())
+    folded = reading(bench.fold("rejected"), source=tmp_path / "nan.safetensors").run(Heard())
 
     assert folded.outcome == "rejected"
     assert folded.reason == "the source has values that are not finite in conv_stem.weight"
-    assert (folded.sha256, folded.size) == (None, None)
+    assert (folded.sha256, folded.files) == (None, ())
     assert folded.metrics == Figures(before=None, after=None, transferred_share=None)
     assert not bench.fold("rejected").output.exists()
 
@@ -377,4 +382,4 @@ def test_a_source_of_another_architecture_is_an_error(bench: Bench, tmp_path: Pa
     source = write_weights(tmp_path / "other.safetensors", seed=3, spec=other)
 
     with pytest.raises(CheckpointMismatch, match="not a test_efficientnet checkpoint"):
-        replace(bench.fold("other"), source=source).run(Heard())
+        reading(bench.fold("other"), source=source).run(Heard())

@@ -41,7 +41,7 @@ def pixels(image: dict[str, str]) -> bytes:
 
 def test_of_every_class_some_are_chosen(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
-    summary = ValidateTarget(bench.target, tmp_path / "cache").run(Heard())
+    summary = ValidateTarget({"target": bench.target}, tmp_path / "cache").run(Heard())
     assert [image["class"] for image in summary.samples] == [
         name for name in CLASSES for _ in range(samples.PER_CLASS)
     ]
@@ -52,7 +52,7 @@ def test_of_every_class_some_are_chosen(tmp_path: Path) -> None:
         alike = train.labels == target.classes.index(image["class"])
         of_class = {row.tobytes() for row in train.read(np.flatnonzero(alike))}
         assert pixels(image) in of_class
-    again = ValidateTarget(bench.target, tmp_path / "cache").run(Heard())
+    again = ValidateTarget({"target": bench.target}, tmp_path / "cache").run(Heard())
     assert again.samples == summary.samples
     assert len({image["png"] for image in summary.samples}) == len(summary.samples)
 

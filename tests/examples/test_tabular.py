@@ -365,7 +365,9 @@ def test_images_are_no_table(installed: Path, tmp_path: Path) -> None:
     (tmp_path / "t.zip").write_bytes(b"PK\x03\x04")
 
     with pytest.raises(TargetError, match="in no known format") as caught:
-        ValidateTarget(tmp_path / "t.zip", tmp_path, kind="tabular").run(lambda *_: None)
+        ValidateTarget({"target": tmp_path / "t.zip"}, tmp_path, kind="tabular").run(
+            lambda *_: None
+        )
     assert caught.value.hint is not None
     assert ".csv" in caught.value.hint
 

@@ -39,10 +39,10 @@ def result(
     base: int | None, weights: str | None, reason: str | None = None, state: str | None = None
 ) -> FoldResult:
     """What a fold into version `base` leaves; without weights it was rejected."""
-    made = None if weights is None else blob(weights)
-    remembered = None if state is None else blob(state)
+    contents = {"weights": weights, "state/grasp": state}
+    made = {name: blob(content) for name, content in contents.items() if content is not None}
     verdict = {"outcome": "rejected" if reason else "accepted", "reason": reason}
-    return FoldResult(base, '{"schema": 1}', {"accuracy": 0.5}, made, verdict, remembered)
+    return FoldResult(base, '{"schema": 1}', {"accuracy": 0.5}, made, "grasp", verdict)
 
 
 @dataclass

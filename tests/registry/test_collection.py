@@ -49,8 +49,8 @@ def test_states_are_kept_until_their_versions_are_pruned(world: World) -> None:
 
 def test_a_base_is_kept_while_its_model_lives(world: World) -> None:
     target = world.ready_target()
-    one = world.ready_model("one", target=target, base=blob("ancestor"))
-    two = world.ready_model("two", target=target, base=blob("ancestor"))
+    one = world.ready_model("one", target=target, files={"base": blob("ancestor")})
+    two = world.ready_model("two", target=target, files={"base": blob("ancestor")})
     world.fold(one, "ancestor")  # the same bytes as a source, which are not needed as such
 
     for model, still in ((one, True), (two, False)):

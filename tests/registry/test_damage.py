@@ -70,15 +70,15 @@ def test_jobs_of_a_model_whose_newest_version_is_bad_wait_and_others_run(world: 
 
 
 def test_jobs_of_a_model_whose_state_or_base_is_bad_wait_and_say_why(world: World) -> None:
-    model = world.ready_model(base=blob("ancestor"))
+    model = world.ready_model(files={"base": blob("ancestor")})
     world.fold(model, "a", state="old state")
     world.fold(model, "b", state="state")
     note(world, "old state")  # which nobody goes on from
     _, waiting, _ = world.offer(model, "c")
 
     for content, words in (
-        ("state", "the state of version 2 of model 'merged' is damaged"),
-        ("ancestor", "the base of model 'merged' is damaged"),
+        ("state", "state/grasp of version 2 of model 'merged' is damaged"),
+        ("ancestor", "base of model 'merged' is damaged"),
     ):
         note(world, content)
         assert world.claim() is None
@@ -92,7 +92,7 @@ def test_jobs_of_a_model_whose_state_or_base_is_bad_wait_and_say_why(world: Worl
 
 def test_a_model_with_a_bad_base_is_not_prepared(world: World) -> None:
     target = world.ready_target()
-    _, preparation = world.add_model(target, base=blob("ancestor"))
+    _, preparation = world.add_model(target, files={"base": blob("ancestor")})
     note(world, "ancestor")
     assert world.claim() is None
     forget(world, "ancestor")
@@ -163,7 +163,7 @@ def test_bytes_that_are_stored_anew_are_sound(world: World) -> None:
     world.try_out(model, "tried")
     with world.database.write() as session:
         target, _ = create_target(session, "ann", "archive", blob=blob("archive"))
-    world.add_model(target, "other", base=blob("ancestor"))
+    world.add_model(target, "other", files={"base": blob("ancestor")})
 
     assert known(world, *contents) == [None] * 6
 

@@ -61,7 +61,7 @@ def test_an_empty_registry_has_nothing(world: World) -> None:
 
 
 def test_bytes_are_those_that_something_still_needs(world: World) -> None:
-    model = world.ready_model(keep_versions=2, base=blob("of eleven.."))
+    model = world.ready_model(keep_versions=2, files={"base": blob("of eleven..")})
     for content in ("a", "bb", "ccc"):
         # Of 10, 20 and 30 bytes, with states of 100, 200 and 300; the first is pruned.
         world.fold(model, content, weights=10 * content, state=100 * content)
@@ -81,8 +81,8 @@ def test_bytes_are_those_that_something_still_needs(world: World) -> None:
 
     assert found == {
         "versions": 20 + 30,
-        "states": 200 + 300,
-        "bases": 11,
+        "version_files": 200 + 300,
+        "model_files": 11,
         "sources": 4 + 5,
         "candidates": 7,
         "targets": 70,
@@ -98,6 +98,6 @@ def test_a_version_gone_back_to_has_no_bytes_of_its_own(world: World) -> None:
 
     with world.database.read() as session:
         assert sum_bytes(session)["versions"] == 7 + 2
-        assert sum_bytes(session)["states"] == 4
+        assert sum_bytes(session)["version_files"] == 4
         assert figures.count_rows(session, Version) == 3
         assert figures.count_rows(session, Model) == 1

@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError
 from registry import database as database_module
 from registry.database import MIGRATIONS, Database, explain, is_read_only
 from registry.tables import Base, Source, Version
-from tests.registry.conftest import World
+from tests.registry.conftest import World, blob
 
 # What a later change of a table does on SQLite: copy it, drop it, rename the copy.
 NEWEST = max(path.name.partition("_")[0] for path in MIGRATIONS.glob("versions/[0-9]*.py"))
@@ -99,6 +99,30 @@ def test_down_and_up_again(empty: Database) -> None:
 
     empty.migrate()
     assert described(inspect(empty.engine)) == before
+
+
+def test_bases_and_states_become_files_and_are_columns_again(world: World) -> None:
+    with_base = world.ready_model(files={"base": blob("ancestor")}, keep_versions=2)
+    for content in "abc":
+        world.fold(with_base, content, state=f"after {content}")
+    world.fold(world.ready_model("other"), "d")
+    with world.database.write() as session:
+        session.execute(text("""UPDATE jobs SET report = '{"config": {"method": "grasp"}}'"""))
+    before = world.rows()
+
+    world.database.downgrade("0010")
+    with world.database.read() as session:
+        columns = session.execute(text("SELECT base_sha256, base_size FROM models ORDER BY name"))
+        assert columns.all() == [tuple(blob("ancestor")), (None, None)]
+        states = session.execute(
+            text("SELECT state_sha256, state_size FROM versions ORDER BY model_id, number")
+        )
+        assert sorted(states.all(), key=str) == sorted(
+            [tuple(blob("after b")), tuple(blob("after c")), (None, None), (None, None)], key=str
+        )
+    world.database.migrate()
+
+    assert world.rows() == before
 
 
 def test_nothing_is_done_to_a_database_that_is_up_to_date(world: World) -> None:

@@ -90,7 +90,7 @@ def test_lost_and_added_bytes_are_found(store: LocalBlobStore, world: World) -> 
 
 def test_every_use_of_a_blob_is_known(store: LocalBlobStore, world: World) -> None:
     """Which are missing here, because this world's rows come without blobs."""
-    model = world.ready_model("faces", keep_sources=True, base=blob("six"))
+    model = world.ready_model("faces", keep_sources=True, files={"base": blob("six")})
     world.fold(model, "one", weights="first", state="seven")
     source, _, _ = world.offer(model, "two")
     trial = world.try_out(model, "three")
@@ -109,7 +109,7 @@ def test_every_use_of_a_blob_is_known(store: LocalBlobStore, world: World) -> No
         blob("four").sha256: ("missing", [f"upload {upload.id}"]),
         blob("five").sha256: ("missing", [f"target {archive.name}"]),
         blob("six").sha256: ("missing", ["base of faces"]),
-        blob("seven").sha256: ("missing", ["state of version 1 of faces"]),
+        blob("seven").sha256: ("missing", ["state/grasp of version 1 of faces"]),
     }
     assert sorted(r.number for r in reports.values()) == list(range(1, 9))
     assert {r.total for r in reports.values()} == {8}

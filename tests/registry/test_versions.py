@@ -51,9 +51,10 @@ def test_a_state_is_published_and_gone_back_to_with_its_version(world: World) ->
 
     world.rollback(model, 2)
 
-    found = [(v.state_sha256, v.state_size) for v in lineage(world, model)]
-    first, second = blob("after a"), blob("after b")
-    assert found == [tuple(first), tuple(second), (None, None), tuple(second)]
+    found = [[(f.name, f.sha256, f.size) for f in v.files] for v in lineage(world, model)]
+    first, second = (("state/grasp", *blob(content)) for content in ("after a", "after b"))
+    assert found == [[first], [second], [], [second]]
+    assert {version.method for version in lineage(world, model)} == {"grasp"}
 
 
 def test_a_fold_into_a_version_that_is_no_longer_the_newest_is_stale(world: World) -> None:
@@ -82,7 +83,7 @@ def test_a_rejection_by_a_version_that_is_no_longer_the_newest_is_stale(world: W
     world.rollback(model, 1)
     before = world.rows()
 
-    worse = versions.FoldResult(1, "{}", {}, None, {"outcome": "rejected", "reason": "worse"})
+    worse = versions.FoldResult(1, "{}", {}, verdict={"outcome": "rejected", "reason": "worse"})
     with pytest.raises(StaleBase), world.database.write() as session:
         versions.reject(session, lease, worse, world.now)
 
@@ -121,7 +122,7 @@ def test_a_trial_leaves_the_model_as_it_was(world: World) -> None:
     lease = world.lease_of(job)
 
     with world.database.write() as session:
-        done = versions.FoldResult(None, "{}", {"accuracy": 1.0}, None)
+        done = versions.FoldResult(None, "{}", {"accuracy": 1.0})
         versions.record_trial(session, lease, done, world.now)
 
     assert (world.job(job).status, world.job(job).metrics) == ("succeeded", {"accuracy": 1.0})

@@ -12,7 +12,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,14 @@ from grasp_core.operations import (
     TargetSummary,
     ValidateTarget,
 )
-from grasp_core.report import Accuracies, Figures, FoldVerdict, SplitAccuracies
+from grasp_core.report import (
+    Accuracies,
+    Figures,
+    FoldVerdict,
+    NamedFile,
+    SplitAccuracies,
+    StageRecord,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,6 +52,7 @@ CLASSES = ("cat", "dog")
 BAD_TARGET = b"no images in here"
 BAD_ARCHITECTURE = "unbuildable"
 TICK_S = 0.02
+METHOD, STATE = "fake", "state/fake"
 MANIFEST = Manifest(
     architecture="fake",
     classes=len(CLASSES),
@@ -116,19 +124,19 @@ def read_fake_job(session: Session, lease: Lease, settings: Settings) -> JobSpec
 
     real = read_job(session, lease, settings)
 
-    def fake(**files: Path) -> Operation:
-        operation = real.operation(**files)
+    def fake(files: Mapping[str, Path]) -> Operation:
+        operation = real.operation(files=files)
         given = {field.name: getattr(operation, field.name) for field in fields(operation)}  # type: ignore[arg-type]
         return FAKES[type(operation)](**given)
 
-    return JobSpec(fake, real.inputs)
+    return JobSpec(fake, real.inputs, real.local)
 
 
 @dataclass(frozen=True)
 class FakeValidation(ValidateTarget):
     def run(self, report: ReportProgress) -> TargetSummary:
         report("hash", 0.0, {})
-        if self.target_path.read_bytes() == BAD_TARGET:
+        if self.files["target"].read_bytes() == BAD_TARGET:
             raise TargetError("the target has no images", hint="add some")
         counts = {split: dict.fromkeys(CLASSES, 5) for split in ("train", "val", "test")}
         return TargetSummary(CLASSES, "f" * 64, counts, (), 0, 30)
@@ -147,7 +155,7 @@ class FakePreparation(PrepareModel):
 @dataclass(frozen=True)
 class FakeFold(FoldSource):
     def run(self, report: ReportProgress) -> Folded:
-        source = self.source.read_bytes()
+        source = self.files["source"].read_bytes()
         metadata = read_metadata(source)
         deeds = [deed for deed in metadata["deeds"].split(",") if deed]
         begun = self._begun()
@@ -159,8 +167,10 @@ class FakeFold(FoldSource):
             time.sleep(TICK_S)
             if tick == ticks // 2 and deed is not None:
                 self._do(deed)
-        state = self._remember(source) if "remembered" in metadata else None
-        return self._write(merge(_read(self.merged), source, self.version), state, begun)
+        made = {"weights": merge(self._read("weights"), source, self.version)}
+        if "remembered" in metadata:
+            made[STATE] = remember(self._read(STATE), self._read("base"), source)
+        return self._write(made, begun)
 
     def _begun(self) -> int:
         """How many attempts were begun before: the work folder goes from one to the next."""
@@ -189,16 +199,13 @@ class FakeFold(FoldSource):
                 hoard = [bytearray(2**24) for _ in range(2**10)]
                 raise AssertionError(f"{len(hoard)} blocks of memory, and no end")
 
-    def _remember(self, source: bytes) -> bytes:
-        state = remember(_read(self.state), _read(self.base), source)
-        assert self.state_output is not None
-        with atomic_write(self.state_output) as file:
-            file.write(state)
-        return state
+    def _read(self, name: str) -> bytes | None:
+        return self.files[name].read_bytes() if name in self.files else None
 
-    def _write(self, merged: bytes, state: bytes | None, begun: int) -> Folded:
-        with atomic_write(self.output) as file:
-            file.write(merged)
+    def _write(self, made: Mapping[str, bytes], begun: int) -> Folded:
+        for name, content in made.items():
+            with atomic_write(self.output / name) as file:
+                file.write(content)
         each = Accuracies(accuracy=0.5, per_class=dict.fromkeys(CLASSES, 0.5))
         accuracies = SplitAccuracies(val=each, test=each)
         return Folded(
@@ -211,20 +218,18 @@ class FakeFold(FoldSource):
                 }
             ),
             verdict=FoldVerdict(outcome="accepted"),
-            sha256=hashlib.sha256(merged).hexdigest(),
-            size=len(merged),
+            method=METHOD,
+            stages=(StageRecord(name="refine", seconds=TICK_S, peak_bytes=1),),
+            files=tuple(
+                NamedFile(name=n, sha256=hashlib.sha256(made[n]).hexdigest(), size=len(made[n]))
+                for n in made
+            ),
             metrics=Figures(
-                before=accuracies if self.merged else None,
+                before=accuracies if "weights" in self.files else None,
                 after=accuracies,
                 transferred_share=0.5,
             ),
-            state_sha256=hashlib.sha256(state).hexdigest() if state else None,
-            state_size=len(state) if state else None,
         )
-
-
-def _read(path: Path | None) -> bytes | None:
-    return None if path is None else path.read_bytes()
 
 
 FAKES: dict[type, type[FakeValidation | FakePreparation | FakeFold]] = {

@@ -20,7 +20,7 @@ from registry.jobs import queue
 from registry.jobs.states import JobStatus
 from registry.process.settings import Settings
 from registry.tables import Base, Job, Model, Target, Version, utc_now
-from tests.service.fake_folds import CLASSES, MANIFEST, read_fake_job
+from tests.service.fake_folds import CLASSES, MANIFEST, STATE, read_fake_job
 from tests.worker.waiting import until
 from worker.jobs import JobReader
 from worker.loop import Worker
@@ -132,7 +132,10 @@ class Place:
         return [version.sha256 for version in self.versions(model)]
 
     def states(self, model: Model) -> list[str | None]:
-        return [version.state_sha256 for version in self.versions(model)]
+        return [
+            next((file.sha256 for file in version.files if file.name == STATE), None)
+            for version in self.versions(model)
+        ]
 
     def blobs(self) -> set[str]:
         return {path.name for path in self.settings.blob_folder.glob("??/*")}

@@ -54,11 +54,11 @@ def read_shadow_job(session: Session, lease: Lease, settings: Settings) -> JobSp
     model = session.get(Model, lease.queue_id)
     dies = model is not None and model.name == KILLED
 
-    def operation(**files: Path) -> Operation:
-        made = real.operation(**files)
+    def operation(files: Mapping[str, Path]) -> Operation:
+        made = real.operation(files=files)
         if not isinstance(made, FoldSource):
             return made
         given = {field.name: getattr(made, field.name) for field in fields(made)}
         return ShadowFold(**given, dies=dies)
 
-    return JobSpec(operation, real.inputs)
+    return JobSpec(operation, real.inputs, real.local)

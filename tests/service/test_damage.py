@@ -178,7 +178,7 @@ def test_who_rolls_back_to_a_sound_version_goes_on_from_there(vault: Vault, work
 def test_nothing_is_folded_with_a_damaged_state_or_base(vault: Vault, worker: Worker) -> None:
     place = vault.place
     base = place.put(FIRST)
-    model = place.ready_model(base=base)
+    model = place.ready_model(files={"base": base})
     place.offer(model, REMEMBERED[0])
     worker.drain()
     [state] = place.states(model)
@@ -186,8 +186,8 @@ def test_nothing_is_folded_with_a_damaged_state_or_base(vault: Vault, worker: Wo
     job = place.offer(model, REMEMBERED[1])
 
     for sha256, words in (
-        (base.sha256, "the base of model 'merged' is damaged"),
-        (state, "the state of version 1 of model 'merged' is damaged"),
+        (base.sha256, "base of model 'merged' is damaged"),
+        (state, "state/fake of version 1 of model 'merged' is damaged"),
     ):
         sound = place.store.fetch(sha256).read_bytes()
         vault.replace(sha256, flipped(sound))

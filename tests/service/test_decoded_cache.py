@@ -6,7 +6,6 @@ import os
 import signal
 import time
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,7 @@ class DecodeForEver:
 
 
 def decode_for_ever(session: Session, lease: Lease, settings: Settings) -> JobSpec:
-    return JobSpec(partial(DecodeForEver, settings.cache_folder.absolute()), {})
+    return JobSpec(lambda files: DecodeForEver(settings.cache_folder.absolute()), {})
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ def worker(place: Place) -> Iterator[Worker]:
 
 
 def test_each_version_has_the_state_after_its_source(place: Place, worker: Worker) -> None:
-    with_base = place.ready_model("with", base=place.put(BASE))
+    with_base = place.ready_model("with", files={"base": place.put(BASE)})
     without = place.ready_model("without")
     for source in SOURCES:
         for model in (with_base, without):
@@ -37,7 +37,7 @@ def test_each_version_has_the_state_after_its_source(place: Place, worker: Worke
     assert place.states(with_base) == states(SOURCES, base=BASE)
     assert place.states(without) == states(SOURCES)
     sizes = [place.store.fetch(sha256).stat().st_size for sha256 in states(SOURCES)]
-    assert [version.state_size for version in place.versions(without)] == sizes
+    assert [file.size for version in place.versions(without) for file in version.files] == sizes
     assert not any(report.problem for report in scrub(place.database, place.store))
 
 
@@ -118,8 +118,9 @@ def test_the_state_is_not_the_weights(place: Place, worker: Worker) -> None:
     worker.drain()
 
     [version] = place.versions(model)
-    assert version.state_sha256 is not None
-    assert version.state_sha256 != version.sha256
-    stored = place.store.fetch(version.state_sha256).read_bytes()
+    [state] = version.files
+    assert (state.name, version.method) == ("state/fake", "fake")
+    assert state.sha256 != version.sha256
+    stored = place.store.fetch(state.sha256).read_bytes()
     assert stored == remember(None, None, SOURCES[0])
-    assert hashlib.sha256(stored).hexdigest() == version.state_sha256
+    assert hashlib.sha256(stored).hexdigest() == state.sha256

@@ -58,7 +58,8 @@ def test_a_killed_fold_ends_in_the_same_weights_and_the_same_state(
         "merge": SHADOW.parameters.model_validate(MERGE),
     }
     killed, other = (
-        place.add_model(target, name, **made, base=place.put(base))[0] for name in (KILLED, "other")
+        place.add_model(target, name, **made, files={"base": place.put(base)})[0]
+        for name in (KILLED, "other")
     )
     jobs = [place.offer(killed, source) for source in sources]
     for source in sources:

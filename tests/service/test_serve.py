@@ -11,7 +11,15 @@ import httpx
 import psutil
 
 from registry.process.settings import Settings
-from tests.service.harness import GRASP, SERVE, Process, environment, free_port, processes_of
+from tests.service.harness import (
+    GRASP,
+    ROOT,
+    SERVE,
+    Process,
+    environment,
+    free_port,
+    processes_of,
+)
 from tests.worker.waiting import is_gone, until
 
 
@@ -73,6 +81,27 @@ def test_its_worker_ends_when_it_is_killed(home: Path) -> None:
     assert workers
     until(lambda: all(is_gone(worker.pid) for worker in workers))
     assert process.says("worker stopped")  # it was not torn away, but ended by itself
+
+
+def test_a_broken_package_keeps_nobody_from_serving(home: Path, tmp_path: Path) -> None:
+    about = tmp_path / "broken-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
+    points = "[grasp.methods]\nechoes = broken:A\n[grasp.kinds]\nsounds = broken:B\n"
+    (about / "entry_points.txt").write_text(points)
+    (tmp_path / "broken.py").write_text("raise RuntimeError('no licence')")
+    served = settings(home)
+    installed = ("env", f"PYTHONPATH={tmp_path}{os.pathsep}{ROOT}")
+
+    with Process((*installed, *SERVE), served) as process:
+        until(lambda: workers_of(served) == "1")
+        document = httpx.get(f"http://127.0.0.1:{served.port}/openapi.json").json()
+        assert process.end(signal.SIGTERM) == 0
+
+    assert {"GraspConfig", "Augmentation"} <= document["components"]["schemas"].keys()
+    for name in ("echoes", "sounds"):
+        assert process.says(f"RuntimeWarning: '{name}' of broken cannot be loaded: RuntimeError")
+    assert process.says("repair or uninstall broken")
 
 
 def test_a_signal_that_comes_before_it_serves_is_heeded(home: Path) -> None:

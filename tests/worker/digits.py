@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import timm
@@ -18,7 +20,7 @@ from grasp_core.data.target import DEFAULT_LIMITS
 from grasp_core.files import sha256_file
 from grasp_core.kinds.image.config import PreprocessingOverrides
 from grasp_core.kinds.image.formats import FORMATS
-from grasp_core.operations import FoldSource
+from grasp_core.operations import FoldSource, PrepareModel
 
 torch.set_num_threads(1)  # as in the children that must end in the same bytes
 
@@ -89,13 +91,20 @@ class Bench:
             spec=SPEC,
             config=CONFIG,
             version=5,
-            source=self.source,
             source_sha256=sha256_file(self.source),
-            merged=self.merged,
             source_classes=None,
-            target_path=self.target,
             target_fingerprint=self.fingerprint,
             cache_dir=self.cache,
             work_dir=self.root / name / "work",
-            output=self.root / name / "out.safetensors",
+            output=self.root / name / "out",
+            files={"target": self.target, "source": self.source, "weights": self.merged},
         )
+
+
+AnyOperation = TypeVar("AnyOperation", FoldSource, PrepareModel)
+
+
+def reading(operation: AnyOperation, **files: Path | None) -> AnyOperation:
+    """The same operation on other files; None: without."""
+    changed = {**operation.files, **files}
+    return replace(operation, files={n: path for n, path in changed.items() if path is not None})

@@ -12,7 +12,7 @@ from opentelemetry.trace import INVALID_SPAN
 
 from grasp_core.methods import METHODS
 from grasp_core.operations import Folded
-from grasp_core.report import Accuracies, Figures, FoldVerdict, SplitAccuracies
+from grasp_core.report import Accuracies, Figures, FoldVerdict, SplitAccuracies, StageRecord
 from registry.jobs.totals import SHARES, Totals
 from registry.jobs.transitions import Failure
 from registry.tables import Worker
@@ -37,7 +37,7 @@ def folded(
     measured: bool = True,
     **seconds: float,
 ) -> Folded:
-    stages = [{"name": name, "seconds": value} for name, value in seconds.items()]
+    stages = tuple(StageRecord(name=n, seconds=value, peak_bytes=0) for n, value in seconds.items())
     half = Accuracies(accuracy=0.5)
     splits = SplitAccuracies(val=half, test=half)
     metrics = Figures(
@@ -46,7 +46,7 @@ def folded(
         transferred_share=share,
     )
     verdict = FoldVerdict(outcome=outcome)
-    return Folded(json.dumps({"stages": stages}), verdict, None, None, metrics)
+    return Folded("{}", verdict, metrics, stages=stages)
 
 
 def totals(tally: Tally) -> Totals:
