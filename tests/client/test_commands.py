@@ -189,6 +189,7 @@ class TestPull:
         assert json_of("pull", model, "x.safetensors") == {
             "model": "merged",
             "version": 1,
+            "file": "weights",
             "path": "x.safetensors",
             "size": 3,
             "sha256": sha256(b"one"),

@@ -124,8 +124,8 @@ def read_fake_job(session: Session, lease: Lease, settings: Settings) -> JobSpec
 
     real = read_job(session, lease, settings)
 
-    def fake(files: Mapping[str, Path]) -> Operation:
-        operation = real.operation(files=files)
+    def fake(files: Mapping[str, Path], **others: Any) -> Operation:
+        operation = real.operation(files=files, **others)
         given = {field.name: getattr(operation, field.name) for field in fields(operation)}  # type: ignore[arg-type]
         return FAKES[type(operation)](**given)
 
