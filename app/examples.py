@@ -6,7 +6,7 @@ from typing import Any
 
 from app.errors import phrase
 from grasp_core.kinds import DEFAULT, check_augmentation, find_kind, read_options
-from grasp_core.methods import parse_config
+from grasp_core.parameters import parse_config
 
 SHA256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
 TARGET, MODEL, SOURCE, JOB, WORKER, UPLOAD = (

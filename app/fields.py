@@ -3,6 +3,9 @@
 import json
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import cache, reduce
+from operator import or_
+from types import GenericAlias
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from fastapi import Path, Query
@@ -13,15 +16,25 @@ from pydantic import (
     GetJsonSchemaHandler,
     ValidationError,
     WrapValidator,
+    create_model,
 )
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core.core_schema import CoreSchema, union_schema
 
-from grasp_core.config import CONTROL, MAX_CLASS_NAME, MAX_CLASSES, ClassName, FoldConfig
+from grasp_core.config import (
+    CONTROL,
+    MAX_CLASS_NAME,
+    MAX_CLASSES,
+    ClassName,
+    CommonConfig,
+    FoldConfig,
+    MethodConfig,
+)
 from grasp_core.kinds import KINDS
-from grasp_core.methods import METHODS, parse_config
+from grasp_core.methods import METHODS
 from grasp_core.named_files import MAX_NAME
 from grasp_core.named_files import NAME_PATTERN as FILE_NAME_PATTERN
+from grasp_core.parameters import DEFAULT_CANDIDATES, methods_of, parse_config
 from grasp_core.spec import require_kind
 from registry.lookup import MAX_PAGE
 
@@ -41,13 +54,34 @@ class KindOptions:
         return handler(_union(getattr(kind, self._part) for kind in KINDS.values()))
 
 
-class MethodParameters:
-    """In JSON schemas: a shape for each method."""
+class MergeParameters:
+    """In JSON schemas: a fold of several candidates, and of one, a shape for each method."""
 
     def __get_pydantic_json_schema__(
         self, _schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        return handler(_union(method.parameters for method in METHODS.values()))
+        return handler(_union(describe_merge()))
+
+
+@cache
+def describe_merge() -> tuple[type[BaseModel], ...]:
+    """Classes of all shapes that merge parameters have; they are for documents only."""
+    names: Any = Literal[tuple(METHODS)]
+    methods = [method.parameters for method in METHODS.values()]
+    candidate = reduce(or_, methods, names)
+    several = create_model(
+        "Race",
+        __base__=CommonConfig,
+        __doc__="Several candidates, of which the best is published.",
+        candidates=(GenericAlias(list, (candidate,)), [*DEFAULT_CANDIDATES]),  # type: ignore[arg-type]
+    )
+    return several, *(_describe_single(method) for method in methods)
+
+
+def _describe_single(method: type[MethodConfig]) -> type[BaseModel]:
+    own = {name: (field.annotation, field) for name, field in method.model_fields.items()}
+    name = f"{method.__name__.removesuffix('Config')}Fold"
+    return create_model(name, __base__=CommonConfig, __doc__=method.__doc__, **own)  # type: ignore[call-overload,no-any-return]
 
 
 def _union(models: Iterable[type[BaseModel]]) -> CoreSchema:
@@ -143,7 +177,7 @@ def parse_merge(merge: object, _: object) -> FoldConfig:
 def read_merge(merge: dict[str, Any], _: object) -> FoldConfig | dict[str, Any]:
     """As it is stored, where its method is no longer installed, or takes less than it did."""
     with suppress(ValidationError):
-        return parse_config(merge) if merge["method"] in METHODS else merge
+        return parse_config(merge) if METHODS.keys() >= {*methods_of(merge)} else merge
     return merge
 
 
@@ -153,6 +187,6 @@ else:  # FastAPI puts classes that it sees into the document, and no method has 
     AnyConfig = Any
 
 Merge = Annotated[
-    AnyConfig, MethodParameters(), WrapValidator(parse_merge), AfterValidator(check_merge)
+    AnyConfig, MergeParameters(), WrapValidator(parse_merge), AfterValidator(check_merge)
 ]
-MergeRead = Annotated[AnyConfig | dict[str, Any], MethodParameters(), WrapValidator(read_merge)]
+MergeRead = Annotated[AnyConfig | dict[str, Any], MergeParameters(), WrapValidator(read_merge)]

@@ -28,7 +28,7 @@ from app.fields import (
 )
 from grasp_core.config import MAX_OPTIONS, FoldConfig, Frozen
 from grasp_core.kinds import DEFAULT, Kind, check_augmentation, read_options
-from grasp_core.methods import parse_config
+from grasp_core.parameters import parse_config
 from grasp_core.report import FoldVerdict, LearningRate
 from grasp_core.sensitivity import Sensitivity
 from registry.jobs.states import JobKind, JobStatus, ModelStatus, TargetStatus

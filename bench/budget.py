@@ -34,7 +34,7 @@ from PIL import Image, ImageFilter
 from grasp_cli.demo.digits import DECADES
 from grasp_cli.demo.experiment import BATCH, SPEC, Experiment, train
 from grasp_core import ModelSpec, Task, fold, open_task
-from grasp_core.methods import parse_config
+from grasp_core.parameters import parse_config
 from grasp_core.report import FoldReport
 
 SIDE = 28

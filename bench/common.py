@@ -26,11 +26,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from grasp_core.checkpoints import Checkpoint, CheckpointInfo, write_checkpoint, write_safetensors
+from grasp_core.config import FoldConfig
 from grasp_core.data import SplitName
 from grasp_core.folding import fold
 from grasp_core.kinds.image.architectures import model_arguments, resolve_preprocessing
 from grasp_core.kinds.image.formats import open_images
-from grasp_core.methods.grasp import GraspConfig
 from grasp_core.progress import ProgressCallback
 from grasp_core.report import FoldReport
 from grasp_core.spec import ModelSpec
@@ -93,7 +93,7 @@ class Setting:
         model.load_state_dict(dict(Checkpoint(weights)))
         return model
 
-    def fold(self, config: GraspConfig, progress: ProgressCallback | None = None) -> FoldReport:
+    def fold(self, config: FoldConfig, progress: ProgressCallback | None = None) -> FoldReport:
         """This fold. Forced, since these models have learnt nothing that a gate could judge."""
         return fold(
             self.spec,

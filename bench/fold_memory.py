@@ -45,7 +45,7 @@ from bench.common import (
     settle,
     write_source,
 )
-from grasp_core.config import RefineConfig
+from grasp_core.config import FoldConfig, RefineConfig
 from grasp_core.folding import fold
 from grasp_core.memory import PeakMemory, private_bytes
 from grasp_core.methods.grasp import GraspConfig
@@ -86,8 +86,9 @@ def measure(work: Callable[[], object]) -> Usage:
 
 def config_for(
     case: Case, *, epochs: int = EPOCHS, batches: int = 1, micro_batch: int | None = None
-) -> GraspConfig:
-    return GraspConfig(
+) -> FoldConfig:
+    return FoldConfig(
+        candidates=(GraspConfig(),),
         alignment_batches=batches,
         alignment_batch_size=case.batch_size,
         micro_batch=micro_batch,
@@ -107,7 +108,7 @@ def measure_naive_stages(setting: Setting, batches: int) -> Usage:
     return measure(Ordinary(setting, 0, batches).fold)
 
 
-def measure_fold(setting: Setting, config: GraspConfig) -> Usage:
+def measure_fold(setting: Setting, config: FoldConfig) -> Usage:
     return measure(lambda: setting.fold(config))
 
 

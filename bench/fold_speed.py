@@ -38,7 +38,7 @@ from bench.common import (
     say,
     settle,
 )
-from grasp_core.config import RefineConfig
+from grasp_core.config import FoldConfig, RefineConfig
 from grasp_core.methods.grasp import GraspConfig
 from grasp_core.progress import Progress
 from grasp_core.report import FoldReport
@@ -65,7 +65,7 @@ def clock_seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - begin
 
 
-def stage_processor_seconds(setting: Setting, config: GraspConfig) -> Stages:
+def stage_processor_seconds(setting: Setting, config: FoldConfig) -> Stages:
     """From the fold's progress, which it reports as every stage begins and ends."""
     marks: dict[str, list[float]] = {}
 
@@ -76,9 +76,10 @@ def stage_processor_seconds(setting: Setting, config: GraspConfig) -> Stages:
     return {stage: times[-1] - times[0] for stage, times in marks.items()}
 
 
-def config_for(setting: Setting, epochs: int) -> GraspConfig:
+def config_for(setting: Setting, epochs: int) -> FoldConfig:
     size = setting.case.batch_size
-    return GraspConfig(
+    return FoldConfig(
+        candidates=(GraspConfig(),),
         alignment_batches=BATCHES,
         alignment_batch_size=size,
         refine=RefineConfig(epochs=epochs, lr=5e-5, batch_size=size, schedule="epoch"),

@@ -28,7 +28,7 @@ from typing import Any
 
 from sqlalchemy import event, insert, make_url, text
 
-from grasp_core.methods.grasp import GraspConfig
+from grasp_core.parameters import parse_config
 from registry.blobs.base import Blob
 from registry.blobs.collection import is_referenced
 from registry.database import Database
@@ -156,7 +156,7 @@ def _model(number: int) -> dict[str, Any]:
         "name": str(number),
         "architecture": "resnet50",
         "preprocessing": {},
-        "merge": GraspConfig().model_dump(mode="json"),
+        "merge": parse_config({"method": "grasp"}).model_dump(mode="json"),
         "target_id": "tgt",
         "status": "ready",
         "job_id": "job",

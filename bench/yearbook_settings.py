@@ -24,14 +24,15 @@ from torch import nn
 
 from grasp_core import (
     CheckpointInfo,
+    FoldConfig,
     FoldReport,
-    GraspConfig,
     ModelSpec,
     Task,
     build_model,
     fold,
     load_weights,
     open_task,
+    parse_config,
     write_checkpoint,
 )
 
@@ -164,7 +165,7 @@ def compare_settings(
         sources[0],
         task,
         work / "first.safetensors",
-        config=GraspConfig.model_validate(BASE),
+        config=parse_config(BASE),
         force=True,
     )
     print(f"first source alone, refined: {describe(first)}")
@@ -172,7 +173,7 @@ def compare_settings(
     for name, values in SETTINGS.items():
         if only and not any(part in name for part in only):
             continue
-        config = GraspConfig.model_validate(values if "preset" in values else BASE | values)
+        config = parse_config(values if "preset" in values else BASE | values)
         reports = fold_all(spec, sources[1:], task, work, config)
         shares = " ".join(f"{r.transferred_share or 0:6.1%}" for r in reports)
         merge_only = accuracy_of_merge(spec, sources[-1], task, work, config, len(sources) - 1)
@@ -182,7 +183,7 @@ def compare_settings(
 
 
 def fold_all(
-    spec: ModelSpec, sources: list[Path], task: Task, work: Path, config: GraspConfig
+    spec: ModelSpec, sources: list[Path], task: Task, work: Path, config: FoldConfig
 ) -> list[FoldReport]:
     reports, merged = [], work / "first.safetensors"
     for number, source in enumerate(sources, start=2):
@@ -193,7 +194,7 @@ def fold_all(
 
 
 def accuracy_of_merge(
-    spec: ModelSpec, source: Path, task: Task, work: Path, config: GraspConfig, n: int
+    spec: ModelSpec, source: Path, task: Task, work: Path, config: FoldConfig, n: int
 ) -> float:
     """Validation accuracy after the last transfer, before its refinement."""
     unrefined = config.model_copy(

@@ -22,7 +22,7 @@ from pydantic import JsonValue
 from grasp_cli.local import CONVERTED
 from grasp_core import Checkpoint, convert_checkpoint
 from grasp_core.config import FoldConfig
-from grasp_core.folding import Inputs
+from grasp_core.inputs import Inputs
 from grasp_core.named_files import SOURCE, TARGET, WEIGHTS, download_name
 from grasp_core.operations import Folded, FoldSource, PrepareModel, ReportProgress, ValidateTarget
 from grasp_core.spec import ModelSpec
@@ -60,7 +60,7 @@ class Outcome:
     """What became of a source."""
 
     source: OfflineSource
-    status: Literal["accepted", "rejected", "known"]  # known: the same bytes came before
+    status: Literal["accepted", "kept", "rejected", "known"]  # known: the same bytes came before
     version: int | None = None
     folded: Folded | None = None
 
@@ -190,7 +190,7 @@ class OfflineMerge:
         self.version = operation.version
         if folded.learning_rate is not None:
             self.learning_rate = folded.learning_rate.rate
-        return Outcome(source, "accepted", operation.version, folded)
+        return Outcome(source, folded.outcome, operation.version, folded)
 
     def _operation(self, source: OfflineSource) -> FoldSource:
         version = self.version + 1

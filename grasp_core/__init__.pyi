@@ -27,9 +27,9 @@ from .kinds import Kind as Kind
 from .kinds import find_kind as find_kind
 from .manifest import Manifest as Manifest
 from .methods import METHODS as METHODS
-from .methods import parse_config as parse_config
 from .methods.declaration import Method as Method
 from .methods.grasp import GraspConfig as GraspConfig
+from .parameters import parse_config as parse_config
 from .progress import STOP as STOP
 from .progress import Progress as Progress
 from .progress import ProgressCallback as ProgressCallback

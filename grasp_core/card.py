@@ -51,7 +51,7 @@ def _summary(
     said = [f"{export.title}, {millions:.1f} million parameters."]
     if weights.info.lineage.version:
         said.append("Checkpoints from several sources were folded into it, one at a time.")
-    method = METHODS.get(report.method) if report else None
+    method = METHODS.get(report.method or "") if report else None
     if method is not None:
         paper = f" ([paper]({method.paper}))" if method.paper else ""
         said.append(f"The last fold was done by `{method.name}`{paper}: {method.summary}")

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
+    SerializeAsAny,
+    SerializerFunctionWrapHandler,
     ValidationError,
     ValidatorFunctionWrapHandler,
     WrapValidator,
+    model_serializer,
     model_validator,
 )
 
@@ -34,6 +37,7 @@ MAX_WORD = 100  # characters
 # Far beyond what helps, and short of what never ends or fits no memory.
 MAX_EPOCHS, MAX_STEPS, MAX_BATCHES, MAX_BATCH = 10_000, 10_000_000, 10_000, 2**16
 MAX_RATE, MAX_SEED = 100.0, 2**63 - 1
+MAX_CANDIDATES, MAX_SECONDS = 16, 1e9
 LEARNING_RATES = (5e-5, 2e-4, 5e-4, 1e-3, 2e-3)  # that are tried for `auto`
 _NOT_TEXT = re.compile(rf"[{CONTROL}\ud800-\udfff]")  # half a surrogate pair is no character
 
@@ -190,12 +194,15 @@ class GateConfig(Frozen):
     )
 
 
-class FoldConfig(Frozen):
-    """What the folds of every method have in common; each method adds parameters of its own."""
-
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # of methods with a field `preset`
+class MethodConfig(Frozen):
+    """What a method is told; each adds parameters of its own."""
 
     method: str = Field(description="How a source is folded in.")
+
+
+class CommonConfig(Frozen):
+    """What all candidates of a fold have in common."""
+
     alignment_batches: int = Field(
         8,
         ge=1,
@@ -205,13 +212,27 @@ class FoldConfig(Frozen):
     alignment_batch_size: int = Field(
         32, ge=1, le=MAX_BATCH, description="Examples in each of them."
     )
-    norm_stats: Literal["keep", "recalibrate"] = Field(
+    norm_stats: Literal["keep", "follow", "recalibrate"] = Field(
         "recalibrate",
-        description="Batch-norm statistics: keep the merged ones, or recalibrate them on the target"
-        " after the merge.",
+        description="Batch-norm statistics: recalibrate them on the target after the merge; keep"
+        " them as the method leaves them; or follow: so, too, and grasp takes those of the layers"
+        " that it copies.",
     )
     refine: RefineConfig = RefineConfig()
     gate: GateConfig = GateConfig()
+    heat: float | None = Field(
+        None,
+        gt=0.0,
+        lt=1.0,
+        description="All candidates are refined for this share of the budget, and only the best and"
+        " `keep` for the rest of it; null: all for the whole.",
+    )
+    candidate_seconds: float | None = Field(
+        None,
+        gt=0.0,
+        le=MAX_SECONDS,
+        description="A candidate that takes longer is out of the race; null: however long.",
+    )
     micro_batch: int | None = Field(
         None,
         ge=1,
@@ -236,23 +257,34 @@ class FoldConfig(Frozen):
         le=MAX_SEED,
         description="Of every random choice, with the version and the source.",
     )
+    preset: Literal["paper"] | None = Field(
+        None, description="Start from a named set of values; what is given explicitly wins."
+    )
 
-    @classmethod
-    def implied(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What is meant by the values that are given, beside what they say: a preset's values, and
-        those of refinement."""
-        preset, refine = given.get("preset"), given.get("refine")
-        values = cls.presets.get(preset, {}) if isinstance(preset, str) else {}
-        if isinstance(refine, Mapping):
-            return replace_values(values, {"refine": RefineConfig.implied(refine)})
-        return values
 
-    @model_validator(mode="before")
-    @classmethod
-    def _complete(cls, values: Any) -> Any:
-        return (
-            replace_values(cls.implied(values), values) if isinstance(values, Mapping) else values
-        )
+class FoldConfig(CommonConfig):
+    """A fold: its candidates, and what they have in common.
+
+    `grasp_core.parse_config` reads it from plain values.
+    """
+
+    candidates: tuple[SerializeAsAny[MethodConfig], ...] = Field(
+        min_length=1, max_length=MAX_CANDIDATES
+    )
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(candidate.method for candidate in self.candidates))
+
+    @model_serializer(mode="wrap")
+    def _flatten(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """One candidate is written without a list, as when there could be no other."""
+        values: dict[str, Any] = serialize(self)
+        candidates = values.get("candidates", ())
+        if len(candidates) != 1:
+            return values
+        del values["candidates"]
+        return {**candidates[0], **values}
 
 
 def replace_values(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:

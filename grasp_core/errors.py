@@ -4,6 +4,7 @@ GraspError
 ├── ConfigError          a parameter makes no sense
 │   ├── DeviceError          … because this machine has no such device
 │   └── Unloadable           … because it names what an installed package fails to bring
+├── OutOfTime            a candidate took longer than it may
 ├── ArchitectureError    nobody knows the architecture, or it cannot be built as asked
 ├── CheckpointError      a weights file cannot be used
 │   └── CheckpointMismatch   … because its tensors are not the model's: all differences, by name
@@ -72,6 +73,10 @@ class Unloadable(ConfigError, KeyError):
     """A KeyError, too: `in` and `get` of a mapping find nothing of the name."""
 
     code = "broken_package"
+
+
+class OutOfTime(GraspError):
+    code = "out_of_time"
 
 
 class ArchitectureError(GraspError):

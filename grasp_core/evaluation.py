@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -10,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from grasp_core.data import SplitName
-from grasp_core.report import CHANCE, Metrics, PairedCounts
+from grasp_core.report import CHANCE, Difference, Differences, Metrics, PairedCounts
 from grasp_core.runtime import Runtime
 from grasp_core.significance import upper_tail
 from grasp_core.tasks import Task
@@ -22,10 +26,36 @@ SAME = 1e-6  # probabilities this near to each other differ by rounding only
 class Predictions:
     """What a model says of a split, example by example, so that two models can be compared."""
 
+    TENSORS: ClassVar = ("labels", "right", "log_likelihood")
+
     metrics: Metrics
     labels: NDArray[np.int64]  # (N,)
     right: NDArray[np.bool_]  # (N,): whether the true class is the most probable
+    log_likelihood: NDArray[np.float64]  # (N,): log-probability of the true class
     constant: bool  # every example gets the same answer: the model does not see its inputs
+
+    @property
+    def mean_log_likelihood(self) -> float:
+        """By which candidates are judged; what is not finite is worse than anything."""
+        value = self.metrics.log_likelihood
+        return -math.inf if value is None else value
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What lies beside the rest in a sealed file."""
+        return {name: torch.from_numpy(getattr(self, name)) for name in self.TENSORS}
+
+    def describe(self) -> str:
+        """The rest, as JSON."""
+        return json.dumps({"metrics": self.metrics.model_dump(), "constant": self.constant})
+
+    @classmethod
+    def read(cls, described: str, tensors: Mapping[str, Tensor]) -> Predictions:
+        rest = json.loads(described)
+        return cls(
+            metrics=Metrics.model_validate(rest["metrics"]),
+            constant=rest["constant"],
+            **{name: tensors[name].numpy() for name in cls.TENSORS},
+        )
 
     @property
     def beats_guessing(self) -> bool:
@@ -47,6 +77,14 @@ def compare(before: Predictions, after: Predictions) -> PairedCounts:
         count=len(before.right),
         lost=int((before.right & ~after.right).sum()),
         gained=int((~before.right & after.right).sum()),
+    )
+
+
+def differ(before: Predictions, after: Predictions) -> Differences:
+    """How much better `after` is, example by example on the same split."""
+    return Differences(
+        accuracy=Difference.measure(after.right.astype(float) - before.right),
+        log_likelihood=Difference.measure(after.log_likelihood - before.log_likelihood),
     )
 
 
@@ -86,6 +124,7 @@ def read_predictions(
         metrics=score_predictions(log_probabilities, labels, classes),
         labels=labels,
         right=log_probabilities.argmax(axis=1) == labels,
+        log_likelihood=log_probabilities[np.arange(len(labels)), labels].astype(float),
         constant=len(labels) > 1 and len(classes) > 1 and bool(spread <= SAME),
     )
 

@@ -38,9 +38,15 @@ def move_file(source: Path, target: Path) -> None:
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        with source.open("rb") as content, atomic_write(target) as file:
-            shutil.copyfileobj(content, file)
+        copy_file(source, target)
         source.unlink()
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """There as a whole, or not at all."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with source.open("rb") as content, atomic_write(target) as file:
+        shutil.copyfileobj(content, file)
 
 
 def sync_folder(folder: Path) -> None:

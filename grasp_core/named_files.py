@@ -11,6 +11,7 @@ import re
 TARGET, SOURCE = "target", "source"  # that a job reads, and nobody keeps by this name
 WEIGHTS = "weights"  # of a version: they are what it is
 BASE = "base"  # of a model: what its sources were fine-tuned from
+STATES = "state/"  # of a version: what methods remember
 SAFETENSORS = ".safetensors"
 
 NAME_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9._+-]*(/[A-Za-z0-9_][A-Za-z0-9._+-]*)*$"
@@ -19,7 +20,7 @@ MAX_NAME = 200  # characters
 
 def state_name(method: str) -> str:
     """Of what the method of this name remembers."""
-    return f"state/{method}"
+    return f"{STATES}{method}"
 
 
 def download_name(owner: str, name: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from pydantic import JsonValue, ValidationError
 
@@ -20,7 +20,7 @@ from grasp_core.errors import CheckpointError, ConfigError
 from grasp_core.kinds import DEFAULT, find_kind
 from grasp_core.manifest import Manifest
 from grasp_core.named_files import BASE, SOURCE, TARGET, WEIGHTS
-from grasp_core.report import Figures, FoldVerdict, LearningRate, NamedFile, StageRecord
+from grasp_core.report import Figures, FoldVerdict, LearningRate, NamedFile, Outcome, StageRecord
 from grasp_core.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -32,10 +32,16 @@ LEGACY_FRACTIONS = (0.7, 0.1, 0.2)  # of targets whose summary has none: it was 
 DECODED_BYTES = 2**40  # that a target's rows may take, unless somebody says less
 
 
-class ReportProgress(Protocol):
-    """Says where an operation is; raises FoldStopped if it must not go on."""
+Live = Mapping[str, float | str]  # metrics so far
 
-    def __call__(self, stage: str, fraction: float, metrics: Mapping[str, float]) -> None: ...
+
+class ReportProgress(Protocol):
+    """Says where an operation is; raises FoldStopped if it must not go on.
+
+    Among the metrics is the name of the `candidate`, where it is at work on one of several.
+    """
+
+    def __call__(self, stage: str, fraction: float, metrics: Live) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -75,7 +81,7 @@ class Folded:
     learning_rate: LearningRate | None = None  # as it was probed; None: it was not
 
     @property
-    def outcome(self) -> Literal["accepted", "rejected"]:
+    def outcome(self) -> Outcome:
         return self.verdict.outcome
 
     @property
@@ -258,7 +264,10 @@ class FoldSource:
         )
 
         def progressed(progress: Progress) -> None:
-            report(progress.stage, progress.fraction, progress.metrics)
+            metrics: dict[str, float | str] = dict(progress.metrics)
+            if progress.candidate and len(self.config.candidates) > 1:
+                metrics["candidate"] = progress.candidate
+            report(progress.stage, progress.fraction, metrics)
 
         result = fold(
             self.spec,

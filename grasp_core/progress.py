@@ -2,43 +2,47 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Literal
 
 import torch
 
-from grasp_core.errors import FoldStopped
+from grasp_core.errors import FoldStopped, OutOfTime
 from grasp_core.memory import PeakMemory
-from grasp_core.methods.declaration import Stage
 from grasp_core.report import StageRecord
 
 STOP: Literal["stop"] = "stop"
 
-# Where each stage begins on the way from 0 to 1: rough shares of the time of a common fold. Those
-# of a method's own lie between baseline and transfer.
-_BEGINS = {
-    "load": 0.0,
-    "baseline": 0.02,
-    "transfer": 0.17,
-    "recalibrate": 0.18,
-    "refine": 0.20,
-    "evaluate": 0.93,
-    "publish": 0.99,
+# How long stages take, roughly: shares of a common fold with one candidate.
+_WEIGHTS = {
+    "load": 0.02,
+    "baseline": 0.05,
+    "transfer": 0.01,
+    "recalibrate": 0.02,
+    "refine": 0.73,
+    "predict": 0.01,
+    "evaluate": 0.05,
+    "publish": 0.01,
 }
-_MERGE_BEGINS = 0.07
+_OWN_WEIGHT = 0.05  # of a stage that a method adds
+
+Work = tuple[str | None, str]  # a candidate, or None for the fold as a whole, and a stage of it
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a fold is: its stage, the fraction of the whole that is done, the metrics so far."""
+    """Where a fold is: in which stage, how much of it is done, the metrics so far, and whose."""
 
     stage: str
     fraction: float
     metrics: Mapping[str, float] = field(default_factory=dict)
+    candidate: str | None = None
 
 
 ProgressCallback = Callable[[Progress], Literal["stop"] | None]
@@ -51,19 +55,41 @@ class Recorder:
         self,
         device: torch.device,
         callback: ProgressCallback | None = None,
-        own_stages: Sequence[Stage] = (),
+        plan: Iterable[Work] = (),
     ) -> None:
-        """`own_stages` are those that the method adds."""
+        """`plan` is the work there is, in order; some of it may turn out to be needless."""
         self.stages: list[StageRecord] = []
         self._device = device
         self._callback = callback
-        self._spans = _spans(own_stages)
+        self._candidate: str | None = None
         self._stage = "load"
-        self._metrics: dict[str, float] = {}
+        self._metrics: defaultdict[str | None, dict[str, float]] = defaultdict(dict)
+        self._fraction = 0.0
+        self._deadline = math.inf
+        self.plan(plan)
+
+    def plan(self, work: Iterable[Work], share: float = 1.0) -> None:
+        """What is left to do from here, where only `share` of the refinement is."""
+        weights = {each: _WEIGHTS.get(each[1], _OWN_WEIGHT) for each in work}
+        for each in weights:
+            weights[each] *= share if each[1] == "refine" else 1.0
+        begin, total = self._fraction, sum(weights.values())
+        ends = [begin + (1.0 - begin) * done / total for done in accumulate(weights.values())]
+        self._spans = dict(zip(weights, pairwise([begin, *ends[:-1], 1.0]), strict=True))
+
+    @contextmanager
+    def candidate(self, name: str, seconds: float | None = None) -> Iterator[None]:
+        """Whose stages follow, and how long they may take. Raises OutOfTime."""
+        self._candidate = name
+        self._deadline = time.monotonic() + (math.inf if seconds is None else seconds)
+        try:
+            yield
+        finally:
+            self._candidate, self._deadline = None, math.inf
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        if name not in self._spans:
+        if (self._candidate, name) not in self._spans:
             raise ValueError(f"the method declares no stage {name!r}")
         self._stage = name
         self.tick(0.0)
@@ -71,31 +97,34 @@ class Recorder:
         with PeakMemory(self._device) as peak:
             yield
         seconds = time.perf_counter() - begin
-        self.stages.append(StageRecord(name=name, seconds=seconds, peak_bytes=peak.bytes))
+        self.stages.append(
+            StageRecord(
+                name=name, seconds=seconds, peak_bytes=peak.bytes, candidate=self._candidate
+            )
+        )
         self.tick(1.0)
 
     def recall(self, stages: Iterable[StageRecord]) -> None:
         """Take over what an earlier attempt recorded of stages that are not run again."""
-        known = {stage.name for stage in self.stages}
-        self.stages += [stage for stage in stages if stage.name not in known]
+        known = {(stage.candidate, stage.name) for stage in self.stages}
+        self.stages += [stage for stage in stages if (stage.candidate, stage.name) not in known]
+
+    def stages_of(self, candidate: str | None) -> tuple[StageRecord, ...]:
+        return tuple(stage for stage in self.stages if stage.candidate == candidate)
 
     def tick(self, fraction: float, **metrics: float) -> None:
         """Say how much of this stage is done. Raises FoldStopped if the callback says stop."""
-        self._metrics.update(metrics)
-        if self._callback is None:
-            return
-        begin, end = self._spans[self._stage]
-        whole = begin + (end - begin) * fraction
-        if self._callback(Progress(self._stage, whole, dict(self._metrics))) == STOP:
+        self._metrics[self._candidate].update(metrics)
+        begin, end = self._spans[self._candidate, self._stage]
+        self._fraction = max(self._fraction, begin + (end - begin) * fraction)
+        if self._callback is not None and self._callback(self._progress()) == STOP:
             raise FoldStopped(
-                f"stopped in stage {self._stage} at {whole:.0%}",
+                f"stopped in stage {self._stage} at {self._fraction:.0%}",
                 hint="fold again with the same work_dir to go on from the last look at validation",
             )
+        if time.monotonic() > self._deadline:
+            raise OutOfTime("it took longer than candidate_seconds allows")
 
-
-def _spans(own: Sequence[Stage]) -> dict[str, tuple[float, float]]:
-    """From where to where each stage leads."""
-    step = (_BEGINS["transfer"] - _MERGE_BEGINS) / max(len(own), 1)
-    begins = _BEGINS | {stage.name: _MERGE_BEGINS + i * step for i, stage in enumerate(own)}
-    ordered = sorted(begins.items(), key=lambda item: item[1])
-    return {name: (begin, end) for (name, begin), (_, end) in pairwise([*ordered, ("", 1.0)])}
+    def _progress(self) -> Progress:
+        metrics = dict(self._metrics[self._candidate])
+        return Progress(self._stage, self._fraction, metrics, self._candidate)

@@ -7,7 +7,7 @@ weights, and one that was interrupted goes on at its last look.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
 from itertools import count, islice
 from pathlib import Path
@@ -17,8 +17,8 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from grasp_core.checkpoints import Checkpoint, open_sealed, write_sealed
-from grasp_core.config import LEARNING_RATES, Frozen
+from grasp_core.checkpoints import Checkpoint, digest_tensors, open_sealed, write_sealed
+from grasp_core.config import LEARNING_RATES, Frozen, RefineConfig
 from grasp_core.errors import CheckpointError
 from grasp_core.evaluation import evaluate
 from grasp_core.gradients import micro_batches
@@ -41,6 +41,7 @@ class Start(Frozen):
     """What a method merged. The weights with which every trial begins lie in the same file."""
 
     fold_id: str
+    weights: str  # a digest of them
     merge: MergeReport
     stages: tuple[StageRecord, ...] = ()
 
@@ -55,10 +56,18 @@ class Start(Frozen):
             return None  # nothing there, or nothing that could be gone on with
         return start if start.fold_id == bench.fold_id else None
 
-    def save(self, bench: Workbench) -> None:
+    @classmethod
+    def save(cls, bench: Workbench, merge: MergeReport) -> Start:
         """With the weights that the module has."""
-        metadata = {"start": self.model_dump_json()}
-        write_sealed(bench.work_dir / START_FILE, bench.model.state_dict(), metadata)
+        weights = bench.model.state_dict()
+        start = cls(
+            fold_id=bench.fold_id,
+            weights=digest_tensors(weights),
+            merge=merge,
+            stages=bench.recorder.stages_of(bench.candidate),
+        )
+        write_sealed(bench.work_dir / START_FILE, weights, {"start": start.model_dump_json()})
+        return start
 
 
 class TrialState(Frozen):
@@ -72,46 +81,71 @@ class TrialState(Frozen):
 
 
 class Refined(Frozen):
-    """What was merged, and how its refinement went."""
+    """How a refinement went."""
 
-    merge: MergeReport
     history: tuple[Look, ...] = ()
     best: Look | None = None
     resumed_from: Look | None = None
     learning_rate: LearningRate | None = None
 
-
-def refine(bench: Workbench, start: Start, known_rate: float | None = None) -> Refined:
-    """Fine-tune the module and leave it with the weights of its best look, as a mapped file.
-
-    Where the rate is `auto` and none is known, several are tried, and the best is taken.
-    """
-    config = bench.config.refine
-    schedule = Schedule(config, bench.task.training_steps(config.batch_size))
-    if schedule.steps == 0:
-        bench.load(Checkpoint(bench.work_dir / START_FILE))
-        return Refined(merge=start.merge)
-    rates = _choose_rates(bench, known_rate)
-    trials = [Trial(bench, schedule, n, len(rates), rate) for n, rate in enumerate(rates, 1)]
-    with bench.recorder.stage("refine"):
-        for trial in trials:
-            trial.run()
-        winner = max(trials, key=lambda trial: _or_worst(trial.best.val_log_likelihood))
-        bench.load(Checkpoint(winner.best_file))
-    probe = tuple(trial.describe() for trial in trials) if len(trials) > 1 else ()
-    return Refined(
-        merge=start.merge,
-        history=winner.history,
-        best=winner.best,
-        resumed_from=next((trial.resumed_from for trial in trials if trial.resumed_from), None),
-        learning_rate=LearningRate(rate=winner.rate, probe=probe),
-    )
+    def best_until(self, step: int) -> float:
+        """The best mean log-likelihood that was seen up to a step."""
+        looks = (look.val_log_likelihood for look in self.history if look.step <= step)
+        return max(map(_or_worst, looks), default=-math.inf)
 
 
-def _choose_rates(bench: Workbench, known: float | None) -> tuple[float, ...]:
-    rate = bench.config.refine.lr
-    if rate != "auto":
-        return (rate,)
+class Refinement:
+    """Of what the module was merged to, and from where an earlier attempt was."""
+
+    def __init__(self, bench: Workbench, rates: Sequence[float]) -> None:
+        """With several rates, the best of them is found out."""
+        config = bench.config.refine
+        self._bench = bench
+        self._schedule = Schedule(config, bench.task.training_steps(config.batch_size))
+        tries = rates if self._schedule.steps else ()
+        self._trials = [
+            Trial(bench, self._schedule, n, len(tries), rate) for n, rate in enumerate(tries, 1)
+        ]
+
+    def run(self, share: float = 1.0) -> None:
+        """Up to the first look beyond that share of the budget; a probe, always to its end."""
+        if not self._trials:
+            return
+        probing = len(self._trials) > 1
+        until = self._schedule.steps if probing else self._schedule.look_after(share)
+        with self._bench.recorder.stage("refine"):
+            for trial in self._trials:
+                trial.run(until)
+
+    @property
+    def best_file(self) -> str:
+        """With the weights of the best look, below the work folder."""
+        if not self._trials:
+            return START_FILE
+        return self._winner.best_file.relative_to(self._bench.work_dir).as_posix()
+
+    def describe(self) -> Refined:
+        if not self._trials:
+            return Refined()
+        winner = self._winner
+        probe = [trial.describe() for trial in self._trials] if len(self._trials) > 1 else []
+        resumed = (trial.resumed_from for trial in self._trials if trial.resumed_from)
+        return Refined(
+            history=winner.history,
+            best=winner.best,
+            resumed_from=next(resumed, None),
+            learning_rate=LearningRate(rate=winner.rate, probe=tuple(probe)),
+        )
+
+    @property
+    def _winner(self) -> Trial:
+        return max(self._trials, key=lambda trial: _or_worst(trial.best.val_log_likelihood))
+
+
+def choose_rates(config: RefineConfig, known: float | None) -> tuple[float, ...]:
+    """What to refine with: several, where it is `auto` and none is known."""
+    if config.lr != "auto":
+        return (config.lr,)
     return LEARNING_RATES if known is None else (known,)
 
 
@@ -131,6 +165,7 @@ class Trial:
         self._bench, self._schedule = bench, schedule
         self._start_file = bench.work_dir / START_FILE
         self._number, self._count = number, count
+        self._until, self._begun = schedule.steps, False
         self._state = TrialState(fold_id=bench.fold_id, rate=rate)
 
     @property
@@ -155,14 +190,16 @@ class Trial:
             val_log_likelihood=self.best.val_log_likelihood,
         )
 
-    def run(self) -> None:
-        """To its end, from where an earlier attempt was, if there was one."""
+    def run(self, until: int) -> None:
+        """To so many steps, from where an earlier attempt was, if there was one."""
         self.folder.mkdir(exist_ok=True)
         self._recall()
-        if self._is_over():
+        self._until = until
+        if self._is_over() or (self.history and self.history[-1].step >= until):
             return
-        if self.history:
+        if self.history and self.resumed_from is None and not self._begun:
             self.resumed_from = self.history[-1]
+        self._begun = True
         trainer = Trainer(self._bench, self._schedule, self._state, self._saved(), self._tick)
         for step in self._schedule.looks[len(self.history) :]:
             look = trainer.advance(step)
@@ -174,7 +211,7 @@ class Trial:
             tensors = {} if step == 0 or self._is_over() else trainer.tensors()
             metadata = {"trial": self._state.model_dump_json()}
             write_sealed(self.folder / STATE_FILE, tensors, metadata)
-            if self._is_over():
+            if self._is_over() or step >= until:
                 break
 
     def _saved(self) -> Checkpoint:
@@ -205,7 +242,7 @@ class Trial:
     def _tick(self, step: int, **metrics: float) -> None:
         if self._count > 1:
             metrics |= {"trial": self._number, "trials": self._count}
-        share = (self._number - 1 + step / self._schedule.steps) / self._count
+        share = (self._number - 1 + step / max(self._until, 1)) / self._count
         self._bench.recorder.tick(share, step=step, steps=self._schedule.steps, **metrics)
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from collections.abc import Iterable
+from statistics import fmean, stdev
+from typing import Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, computed_field, model_validator
 
 from grasp_core.provenance import Provenance
 from grasp_core.significance import paired_p_value, wilson
 
+NORMAL_95 = 1.96  # standard errors on either side of a mean
 CHANCE = 0.05  # a change that chance alone makes so often is none
 
 
@@ -69,6 +72,45 @@ class PairedCounts(Record):
         return "up" if paired_p_value(self.gained, self.lost) <= CHANCE else "same"
 
 
+class Difference(Record):
+    """A mean of differences between two models, example by example."""
+
+    mean: float
+    error: float | None  # standard error of the mean; None: of a single example
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """In which the difference on endless such data lies, at 95 %."""
+        if self.error is None:
+            return None
+        return self.mean - NORMAL_95 * self.error, self.mean + NORMAL_95 * self.error
+
+    def in_points(self, *, over: str = "") -> str:
+        """Of accuracies, for people: `+1.8 points over it (0.4 to 3.1)`."""
+        points = f"{100 * self.mean:+.1f} points{over}"
+        if self.interval is None:
+            return points
+        low, high = (100 * bound for bound in self.interval)
+        return f"{points} ({low:.1f} to {high:.1f})"
+
+    @classmethod
+    def measure(cls, differences: Iterable[float]) -> Difference | None:
+        """None: some are not finite."""
+        values = list(map(float, differences))
+        if not values or not all(map(math.isfinite, values)):
+            return None
+        error = stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
+        return cls(mean=fmean(values), error=error)
+
+
+class Differences(Record):
+    """How much better a model is than another, on the same examples."""
+
+    accuracy: Difference | None
+    log_likelihood: Difference | None  # None: not finite
+
+
 class SplitCounts(Record):
     val: PairedCounts
     test: PairedCounts
@@ -94,6 +136,50 @@ class SplitAccuracies(Record):
     test: Accuracies
 
 
+AS_IT_WAS = "no candidate was better: the weights stay as they were"
+Outcome = Literal["accepted", "kept", "rejected"]  # kept: for that reason
+Standing = Literal["won", "lost", "out"]  # out: it did not come to an end that can be compared
+
+
+class Worth(Record):
+    """What the source was worth: the published model against `keep`, which did without it.
+
+    In the paper's terms (section 3.2), too, on the validation split, where P is the geometric mean
+    probability of the true class. An older release compared with the model before the fold, and so
+    credited the source with what mere training did; it had no other figures.
+    """
+
+    effectiveness: float  # |log P(m) - log P(keep)|
+    informativeness: float  # P(m) / P(keep); above 1: the source helped
+    val: Differences | None = None  # by which it was decided
+    test: Differences | None = None  # for the record
+
+    @classmethod
+    def measure(cls, val: Differences, test: Differences) -> Worth | None:
+        if val.log_likelihood is None:
+            return None
+        gain = val.log_likelihood.mean
+        return cls(effectiveness=abs(gain), informativeness=math.exp(gain), val=val, test=test)
+
+    @property
+    def sentence(self) -> str | None:
+        """For people; by the test split, which decided nothing and so flatters nobody."""
+        gain = self.test and self.test.accuracy
+        return gain.in_points(over=" on test over doing without it") if gain else None
+
+
+class Runner(Record):
+    """A candidate in short."""
+
+    name: str
+    outcome: Standing
+    reason: str | None = None  # why it is out
+    same_as: str | None = None  # the candidate whose merged weights were the very same
+    accuracy: float | None = None  # on validation, as all that follows; None: it is out
+    log_likelihood: float | None = None
+    gain: Differences | None = None  # over `keep`; None: nothing to compare with
+
+
 class Figures(Record):
     """The part of a report that is kept with a version, and shown of many at once."""
 
@@ -102,6 +188,23 @@ class Figures(Record):
     source: SplitAccuracies | None = None
     change: SplitCounts | None = None
     transferred_share: float | None = None
+    candidates: tuple[Runner, ...] = ()  # of an older release: none
+    worth: Worth | None = None  # None: nothing to compare with
+
+    @property
+    def sentence(self) -> str | None:
+        """What the source was worth, and who won; None: nothing ran against anything."""
+        won = next((each.name for each in self.candidates if each.outcome == "won"), None)
+        lost = [
+            each.name for each in self.candidates if each.outcome == "lost" and not each.same_as
+        ]
+        if won is None and lost:
+            return AS_IT_WAS
+        parts = (
+            self.worth.sentence if self.worth and won != "keep" else None,
+            f"{won} won over {', '.join(lost)}" if lost else None,
+        )
+        return "; ".join(filter(None, parts)) or None
 
 
 class Comparison(Record):
@@ -129,28 +232,9 @@ class Verdict(Record):
 class FoldVerdict(Record):
     """A verdict in short: what becomes of a fold, or would become of one that only tries."""
 
-    outcome: Literal["accepted", "rejected"]
+    outcome: Outcome
     reason: str | None = None
     change: PairedCounts | None = None  # on validation; None: nothing to compare with
-
-
-class Worth(Record):
-    """What the source was worth on the validation split, in the paper's terms (section 3.2).
-
-    P is the geometric mean probability of the true class.
-    """
-
-    effectiveness: float  # |log P(m) - log P(m-1)|
-    informativeness: float  # P(m) / P(m-1); above 1: the source helped
-
-    @classmethod
-    def measure(cls, metrics: MetricsReport) -> Worth | None:
-        if metrics.before is None or metrics.after is None:
-            return None
-        before, after = metrics.before.val.log_likelihood, metrics.after.val.log_likelihood
-        if before is None or after is None:
-            return None
-        return cls(effectiveness=abs(after - before), informativeness=math.exp(after - before))
 
 
 class ParameterReport(Record):
@@ -173,14 +257,14 @@ class MergeReport(Record):
 
     parameters: tuple[ParameterReport, ...] = ()
     details: dict[str, JsonValue] = {}  # of the method's own
-    adopted: bool = False  # the first source, taken as it is
+    begins: bool = False  # it remembers something, and took over what it had not merged
     files: tuple[NamedFile, ...] = ()  # kept beside the weights
 
     @property
     def share(self) -> float:
         """Share of all parameters that the source gave."""
         total = sum(p.size for p in self.parameters)
-        return sum(p.size * float(p.transferred) for p in self.parameters) / total
+        return sum(p.size * float(p.transferred) for p in self.parameters) / max(total, 1)
 
 
 class Look(Record):
@@ -216,6 +300,38 @@ class StageRecord(Record):
     name: str
     seconds: float
     peak_bytes: int
+    candidate: str | None = None  # whose; None: of the fold as a whole
+
+
+class CandidateReport(Record):
+    """What became of one candidate."""
+
+    name: str
+    method: str
+    config: dict[str, JsonValue]  # its parameters
+    outcome: Standing
+    reason: str | None = None  # why it is out
+    same_as: str | None = None  # the candidate whose merged weights were the very same
+    went_on: bool = True  # beyond the heat
+    share: float | None = None  # of all parameters, given by the source
+    val: Accuracies | None = None
+    gain: Differences | None = None  # over `keep`, on validation; None: nothing to compare with
+    learning_rate: LearningRate | None = None
+    history: tuple[Look, ...] = ()
+    best_step: int | None = None
+    seconds: float = 0.0
+    peak_bytes: int = 0
+
+    def in_short(self) -> Runner:
+        return Runner(
+            name=self.name,
+            outcome=self.outcome,
+            reason=self.reason,
+            same_as=self.same_as,
+            accuracy=self.val and self.val.accuracy,
+            log_likelihood=self.val and self.val.log_likelihood,
+            gain=self.gain,
+        )
 
 
 class Environment(Record):
@@ -232,7 +348,7 @@ class FoldReport(Record):
     """One fold, whole: what it was asked, what it measured, what it decided."""
 
     schema_version: Literal[2] = Field(2, alias="schema")
-    outcome: Literal["accepted", "rejected"]
+    outcome: Outcome
     reason: str | None = None  # why it was rejected, or would have been
     forced: bool = False
     spec: dict[str, JsonValue]  # as it was: its kind may be gone,
@@ -246,6 +362,7 @@ class FoldReport(Record):
     metrics: MetricsReport = MetricsReport()
     change: SplitCounts | None = None  # from before to after; None: there is no before
     gate: Verdict | None = None  # None: refused before a fold
+    candidates: tuple[CandidateReport, ...] = ()  # as they were asked for; older releases had one
     worth: Worth | None = None
     details: dict[str, JsonValue] = {}  # of the method's own
     transferred_share: float | None = None
@@ -268,11 +385,17 @@ class FoldReport(Record):
 
     @property
     def accepted(self) -> bool:
-        return self.outcome == "accepted"
+        """Whether there is a new version."""
+        return self.outcome != "rejected"
 
     @property
-    def method(self) -> str:
-        return str(self.config["method"])
+    def winner(self) -> CandidateReport | None:
+        return next((each for each in self.candidates if each.outcome == "won"), None)
+
+    @property
+    def method(self) -> str | None:
+        """That made the weights; None: no candidate was better than those there were."""
+        return self.winner.method if self.winner else cast(str | None, self.config.get("method"))
 
     @property
     def verdict(self) -> FoldVerdict:
@@ -288,6 +411,8 @@ class FoldReport(Record):
             source=_accuracies(metrics.source),
             change=self.change,
             transferred_share=self.transferred_share,
+            candidates=tuple(each.in_short() for each in self.candidates),
+            worth=self.worth,
         )
 
     def given(self) -> dict[str, float]:
@@ -304,19 +429,19 @@ class FoldReport(Record):
         return _from_schema_1(values) if is_old else values
 
 
+def summarize(metrics: Metrics) -> Accuracies:
+    return Accuracies(
+        accuracy=metrics.accuracy,
+        per_class=metrics.per_class_accuracy,
+        count=metrics.count,
+        log_likelihood=metrics.log_likelihood,
+    )
+
+
 def _accuracies(metrics: SplitMetrics | None) -> SplitAccuracies | None:
     if metrics is None:
         return None
-    val, test = (
-        Accuracies(
-            accuracy=found.accuracy,
-            per_class=found.per_class_accuracy,
-            count=found.count,
-            log_likelihood=found.log_likelihood,
-        )
-        for found in (metrics.val, metrics.test)
-    )
-    return SplitAccuracies(val=val, test=test)
+    return SplitAccuracies(val=summarize(metrics.val), test=summarize(metrics.test))
 
 
 def _from_schema_1(old: dict[str, Any]) -> dict[str, Any]:

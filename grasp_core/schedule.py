@@ -31,6 +31,10 @@ class Schedule:
         """Which part of the training ends with that look, from 1."""
         return sum(0 < each <= look for each in self.looks)
 
+    def look_after(self, share: float) -> int:
+        """The first look at or after that share of all steps."""
+        return next(look for look in self.looks if look >= share * self.steps)
+
     @property
     def criterion(self) -> str:
         """The field of a look by which the best is chosen."""

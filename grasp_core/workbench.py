@@ -1,4 +1,4 @@
-"""What the stages of one fold share, and what a method makes of it."""
+"""What the stages of a fold share, and what a method makes of it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,15 @@ from grasp_core.tasks import Task
 
 @dataclass(frozen=True)
 class Workbench:
-    """One fold at work: a single module, a few memory-mapped files, and the target."""
+    """One fold at work: a single module, a few memory-mapped files, and the target.
+
+    Each candidate has it to itself for a while, with a folder and files of its own.
+    """
 
     model: nn.Module
     merged: Mapping[str, Tensor] | None  # None: the source is the first
     source: MatchedSource
-    base: MatchedSource | None  # None: the method needs none
+    base: MatchedSource | None  # None: there is none, or the method needs none
     task: Task
     config: FoldConfig
     runtime: Runtime
@@ -34,7 +37,9 @@ class Workbench:
     seed: int
     work_dir: Path
     fold_id: str  # what an interrupted fold must have been to be resumed
+    candidate: str | None = None  # None: it is that of the fold as a whole
     files: Mapping[str, Path] = field(default_factory=dict)  # what the method left, by name
+    remembers: bool = True  # False: what a method leaves for the next fold has nowhere to go
     kept: dict[str, NamedFile] = field(default_factory=dict)
 
     def load(self, weights: Mapping[str, Tensor], *, exact: bool = False) -> None:
@@ -71,6 +76,10 @@ class Workbench:
             transferred=bool(share) if share in (0.0, 1.0) else share,
             score=score,
         )
+
+    def report_all(self, share: float) -> tuple[ParameterReport, ...]:
+        """That the source gave the same share of every parameter."""
+        return tuple(self.report(name, share) for name, _ in self.model.named_parameters())
 
 
 @dataclass(frozen=True)

@@ -8,18 +8,19 @@ from sqlalchemy.orm import Session
 
 from grasp_core.config import FoldConfig, Frozen
 from grasp_core.kinds import find_kind
-from grasp_core.methods import METHODS, change_config
+from grasp_core.methods import METHODS
 from grasp_core.named_files import BASE
+from grasp_core.parameters import change_config, methods_of
 from grasp_core.spec import ModelSpec
 from registry.blobs.base import Blob
 from registry.blobs.damage import find_bad_inputs, forget_problems
 from registry.files import find_file, make_files
-from registry.histories import require_history
+from registry.histories import require_histories
 from registry.jobs.abilities import find_missing
 from registry.jobs.queue import Lease, close, drop_queue, enqueue, lock_queue, open_queue
 from registry.jobs.transitions import Failure, change
 from registry.lookup import add_named, new_id
-from registry.tables import DeviceClass, Job, Model, ModelFile, Target, Version
+from registry.tables import DeviceClass, Job, Model, ModelFile, ModelMethod, Target, Version
 
 MODEL_WITH_BASE = "a base is given with a new model: make one with this method, and its base"
 
@@ -65,7 +66,6 @@ def create_model(
         architecture=architecture,
         classes=list(classes) if classes else None,
         preprocessing=preprocessing.model_dump(mode="json"),
-        merge=merge.model_dump(mode="json"),
         target_id=target.id,
         status="preparing",
         keep_versions=keep_versions,
@@ -74,6 +74,7 @@ def create_model(
         job_id=job.id,
         files=make_files(ModelFile, files),
     )
+    set_merge(model, merge)
     add_named(session, model)
     open_queue(session, model_id, waits_for=target.id)
     enqueue(session, job)
@@ -112,13 +113,19 @@ def changed_merge(session: Session, model: Model, changes: Mapping[str, Any]) ->
     what was merged.
     """
     config = change_config(model.merge, changes)
-    if config.method != model.merge["method"]:
-        method = METHODS[config.method]
-        has_base = find_file(model.files, BASE) is not None
-        method.require_base(given=has_base, hint=MODEL_WITH_BASE)
-        newest = session.get(Version, (model.id, model.version)) if model.version else None
-        require_history(newest, config.method)
+    before = methods_of(model.merge)
+    added = [name for name in config.methods if name not in before]
+    has_base = find_file(model.files, BASE) is not None
+    for name in added:
+        METHODS[name].require_base(given=has_base, hint=MODEL_WITH_BASE)
+    newest = session.get(Version, (model.id, model.version)) if model.version else None
+    require_histories(newest, added)
     return config
+
+
+def set_merge(model: Model, merge: FoldConfig) -> None:
+    model.merge = merge.model_dump(mode="json")
+    model.methods = [ModelMethod(method=name) for name in merge.methods]
 
 
 def find_holds(

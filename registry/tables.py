@@ -154,12 +154,26 @@ class Model(Base):
     error: Mapped[Json | None]
     job_id: Mapped[str] = mapped_column(ID)  # the one that prepares it
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
+    methods: Mapped[list["ModelMethod"]] = relationship(
+        cascade="all, delete-orphan", passive_deletes=True
+    )
     files: Mapped[list["ModelFile"]] = relationship(
         cascade="all, delete-orphan",
         passive_deletes=True,
         lazy="selectin",
         order_by="ModelFile.name",
     )
+
+
+class ModelMethod(Base):
+    """A method among the candidates of a model's folds, by which a worker that has it is found."""
+
+    __tablename__ = "model_methods"
+
+    model_id: Mapped[str] = mapped_column(
+        ForeignKey("models.id", ondelete="CASCADE"), primary_key=True
+    )
+    method: Mapped[str] = mapped_column(NAME, primary_key=True)
 
 
 class ModelFile(Base):

@@ -9,13 +9,13 @@ from sqlalchemy import and_, select
 from sqlalchemy.orm import Session
 
 from grasp_core.errors import ConfigError
-from grasp_core.methods import DEFAULT
 from grasp_core.named_files import WEIGHTS
+from grasp_core.parameters import methods_of
 from registry.blobs.base import Blob
 from registry.blobs.damage import forget_problems
 from registry.errors import BytesGone, Conflict, NotFound, NoVersion, StaleBase
 from registry.files import make_files
-from registry.histories import require_history
+from registry.histories import require_histories
 from registry.jobs.queue import Lease, close, hold, lock_queue, ring_waiting
 from registry.jobs.transitions import change
 from registry.tables import Job, Model, Source, Version, VersionFile
@@ -29,7 +29,7 @@ class FoldResult:
     report: str  # JSON
     metrics: dict[str, Any]
     files: Mapping[str, Blob] = field(default_factory=dict)  # by name; rejected: none
-    method: str | None = None
+    method: str | None = None  # None: the weights stay as they were
     verdict: dict[str, Any] | None = None  # grasp_core.report.FoldVerdict
     learning_rate: dict[str, Any] | None = None  # as it was probed; None: it was not
 
@@ -50,7 +50,7 @@ def publish(session: Session, lease: Lease, result: FoldResult, now: datetime) -
             owner=model.owner,
             sha256=weights.sha256,
             size=weights.size,
-            method=result.method,
+            method=result.method or _method_of(session, model, result.base),
             parent=result.base,
             source_id=job.source_id,
             job_id=job.id,
@@ -109,12 +109,12 @@ def rollback(session: Session, model: Model, number: int, now: datetime) -> Vers
     if older.pruned_at is not None:
         raise BytesGone(f"the weights of version {number} were deleted by the model's retention")
     try:
-        require_history(older, model.merge.get("method", DEFAULT))
+        require_histories(older, methods_of(model.merge))
     except ConfigError as error:
         raise Conflict(
             f"the model could not go on from version {number}: {error.message}",
-            hint="first PATCH its merge.method to one that can, such as the one that made it; or"
-            " make a new model",
+            hint="first PATCH its merge parameters to methods that can, such as the one that made"
+            " it; or make a new model",
         ) from error
     version = Version(
         model_id=model.id,
@@ -177,6 +177,12 @@ def prune(session: Session, model: Model, now: datetime) -> None:
         if version.content not in kept:
             version.pruned_at, version.files = now, []
     session.flush()
+
+
+def _method_of(session: Session, model: Model, number: int | None) -> str | None:
+    """Of a version whose weights stay as they were."""
+    version = session.get(Version, (model.id, number)) if number else None
+    return version.method if version else None
 
 
 def _advance(session: Session, model: Model, base: int | None) -> int:

@@ -12,7 +12,7 @@ import pickle
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -23,6 +23,7 @@ from threading import Thread
 import structlog
 
 from grasp_core.errors import FoldStopped
+from grasp_core.operations import Live
 from worker.messages import STOP, Finished, Last, Order, Progressed, Ready, Stopped, describe
 
 if sys.platform != "win32":
@@ -117,14 +118,14 @@ class _Reporter:
         self._stage: str | None = None
         self._due = 0.0
 
-    def __call__(self, stage: str, fraction: float, metrics: Mapping[str, float]) -> None:
+    def __call__(self, stage: str, fraction: float, metrics: Live) -> None:
         if self._stop.is_set():
             raise FoldStopped(f"stopped in stage {stage} at {fraction:.0%}")
         now = time.monotonic()
         if stage == self._stage and now < self._due:
             return
         self._stage, self._due = stage, now + PROGRESS_S
-        plain = {name: float(value) for name, value in metrics.items()}
+        plain = {n: v if isinstance(v, str) else float(v) for n, v in metrics.items()}
         self._outbox.offer(Progressed(stage, float(fraction), plain))
 
 

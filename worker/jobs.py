@@ -15,7 +15,6 @@ from sqlalchemy.orm import Session
 
 from grasp_core.config import FoldConfig
 from grasp_core.errors import GraspError, TargetError
-from grasp_core.methods import parse_config
 from grasp_core.named_files import SOURCE, TARGET
 from grasp_core.operations import (
     LEGACY_FRACTIONS,
@@ -28,6 +27,7 @@ from grasp_core.operations import (
     TargetSummary,
     ValidateTarget,
 )
+from grasp_core.parameters import parse_config
 from registry.blobs.base import Blob
 from registry.blobs.damage import Input, model_inputs, target_input
 from registry.jobs.queue import Lease
@@ -165,7 +165,7 @@ def _record_fold(
     )
     if operation.dry_run:
         record_trial(session, lease, result, now)
-    elif folded.outcome == "accepted":
+    elif folded.outcome != "rejected":
         publish(session, lease, result, now)
     else:
         reject(session, lease, result, now)

@@ -38,7 +38,7 @@ class Ready:
 class Progressed:
     stage: str
     fraction: float
-    metrics: dict[str, float]
+    metrics: dict[str, float | str]
 
 
 @dataclass(frozen=True)

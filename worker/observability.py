@@ -224,7 +224,7 @@ class AttemptObserver:
     def _folded(self, operation: FoldSource, folded: Folded) -> None:
         self.tally.count_fold("dry_run" if operation.dry_run else "fold", folded)
         set_attributes(self._span, {"grasp.outcome": folded.outcome})
-        accepted, trial = folded.outcome == "accepted", operation.dry_run
+        accepted, trial = folded.outcome != "rejected", operation.dry_run
         self._end(
             "succeeded" if accepted or trial else "rejected",
             outcome=folded.outcome if trial else None,

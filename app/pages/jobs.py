@@ -14,7 +14,8 @@ from app.pages.reports import origins, read_report, source_names, stage_titles, 
 from app.schemas import JobRead
 from app.serializers import serialize_job, serialize_worker
 from app.service import ServiceDep
-from grasp_core.methods import METHODS
+from grasp_core.methods import METHODS, list_stages
+from grasp_core.parameters import methods_of
 from registry.jobs.states import ACTIVE, JobKind, JobStatus
 from registry.jobs.workers import list_workers
 from registry.lookup import find, find_named, list_page
@@ -56,7 +57,11 @@ class JobRow:
     def stage(self) -> str:
         """Where it is."""
         stage = self.job.stage
-        return _titles(self.job.kind).get(stage, stage) if stage else "waiting for a worker"
+        if not stage:
+            return "waiting for a worker"
+        title = _titles(self.job.kind).get(stage, stage)
+        candidate = self.job.metrics.get("candidate")
+        return f"{candidate}: {title}" if candidate else title
 
 
 @router.get("/ui/jobs")
@@ -124,10 +129,10 @@ def job_page(job: Id, service: ServiceDep, page: PageDep) -> HTMLResponse:
 
 def _stages(job: Job, model: Model | None) -> Mapping[str, str]:
     """What it goes through, by name, with a title for each; of a fold, what the method does."""
-    method = METHODS.get(model.merge["method"]) if model and job.kind not in STAGES else None
-    if method is None:
+    if model is None or job.kind in STAGES:
         return _titles(job.kind)
-    return DECODE | {stage.name: stage.title for stage in method.all_stages}
+    methods = (METHODS[name] for name in methods_of(model.merge) if name in METHODS)
+    return DECODE | {stage.name: stage.title for stage in list_stages(methods)}
 
 
 def _titles(kind: JobKind) -> Mapping[str, str]:

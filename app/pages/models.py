@@ -1,13 +1,14 @@
 """The models, one of them, and the forms that change it. The API judges what is put into them."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
 from markupsafe import Markup
+from pydantic import BaseModel
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
@@ -21,9 +22,10 @@ from app.pages.versions import accuracy, accuracy_chart, class_table, load_linea
 from app.schemas import JobRead, ModelRead, SourceRead
 from app.serializers import see, serialize_job, serialize_model, serialize_sources, serialize_target
 from app.service import ServiceDep
-from grasp_core.config import FoldConfig, GateConfig
+from grasp_core.config import CommonConfig, FoldConfig, GateConfig, MethodConfig
 from grasp_core.kinds import KINDS
 from grasp_core.methods import METHODS
+from grasp_core.parameters import methods_of
 from registry.lookup import MAX_PAGE, find_named, list_page
 from registry.tables import Job, Model, Source, Target, Version
 from registry.versions import find_best
@@ -182,29 +184,48 @@ class Field:
 
 
 def fields(merge: FoldConfig | Mapping[str, Any], kind: str) -> list[Field]:
-    """The method and its own parameters first, then what all methods have."""
+    """The candidates, or the method of the only one and its own parameters; then what is common."""
     if not isinstance(merge, FoldConfig):  # of a method that is not installed: another can be set
-        return [_method(merge["method"])]
-    values = flat(merge.model_dump(mode="json"))
-    schema = _schema(type(merge), kind)
-    found = [
-        Field(name, _text(values[name]), _choices(part), part.get("description", ""))
+        return [_method(merge["method"])] if "method" in merge else [_candidates(methods_of(merge))]
+    common = _read_fields(CommonConfig, merge.model_dump(mode="json"), kind)
+    if len(merge.candidates) > 1:
+        return [_candidates(_shorten(each) for each in merge.candidates), *common]
+    (only,) = merge.candidates
+    own = _read_fields(type(only), only.model_dump(mode="json"), kind)
+    return [_method(only.method), *own, *common]
+
+
+def _read_fields(config: type[BaseModel], values: Mapping[str, Any], kind: str) -> list[Field]:
+    known = flat(values)
+    schema = _schema(config, kind)
+    return [
+        Field(name, _text(known[name]), _choices(part), part.get("description", ""))
         for name, part in _leaves(schema, schema["$defs"])
         if name not in (*ELSEWHERE, "method")
     ]
-    found.sort(key=lambda field: field.name.partition(".")[0] in FoldConfig.model_fields)
-    return [_method(merge.method), *found]
 
 
-def _schema(parameters: type[FoldConfig], kind: str) -> dict[str, Any]:
+def _shorten(candidate: MethodConfig) -> str | dict[str, Any]:
+    """Its name, where it has no parameters but the defaults."""
+    own = candidate.model_dump(mode="json", exclude_defaults=True) | {"method": candidate.method}
+    return candidate.method if len(own) == 1 else own
+
+
+def _schema(config: type[BaseModel], kind: str) -> dict[str, Any]:
     """With the augmentation of this kind, and of no other."""
-    schema = parameters.model_json_schema()
-    known = KINDS.get(kind)
-    own = known.augmentation.model_json_schema() if known else {}
-    definitions = schema["$defs"]
-    definitions["augmentation"] = {"properties": own.get("properties", {})}
-    definitions["RefineConfig"]["properties"]["augmentation"] = {"$ref": "augmentation"}
+    schema: dict[str, Any] = config.model_json_schema()
+    definitions = schema.setdefault("$defs", {})
+    if "RefineConfig" in definitions:
+        known = KINDS.get(kind)
+        own = known.augmentation.model_json_schema() if known else {}
+        definitions["augmentation"] = {"properties": own.get("properties", {})}
+        definitions["RefineConfig"]["properties"]["augmentation"] = {"$ref": "augmentation"}
     return schema
+
+
+def _candidates(candidates: Iterable[str | dict[str, Any]]) -> Field:
+    meaning = f"Methods that run against each other, of {', '.join(METHODS)}."
+    return Field("candidates", json.dumps(list(candidates)), [], meaning)
 
 
 def _method(name: str) -> Field:

@@ -24,7 +24,7 @@ from app.charts import (
 )
 from app.charts.provenance import OTHERS, Row
 from app.pages.formatting import decimal, percent
-from grasp_core.methods import METHODS, all_stages
+from grasp_core.methods import METHODS, list_stages
 from grasp_core.report import FoldReport, Look, Metrics, SplitMetrics
 from grasp_core.significance import wilson
 from registry.tables import Job, Source
@@ -42,7 +42,7 @@ MOST_PAIRS = 15
 
 def stage_titles() -> dict[str, str]:
     """By name, of all methods that there are."""
-    return {stage.name: stage.title for stage in all_stages()}
+    return {stage.name: stage.title for stage in list_stages(METHODS.values())}
 
 
 def read_report(session: Session, job_id: str) -> FoldReport | None:
@@ -191,7 +191,7 @@ def _scores(report: FoldReport) -> Scores | None:
     ]
     if not scored:
         return None
-    method = METHODS.get(report.method)
+    method = METHODS.get(report.method or "")
     score = method.score if method else None
     threshold = report.details.get(score.threshold) if score and score.threshold else None
     line = float(threshold) if isinstance(threshold, int | float) else None

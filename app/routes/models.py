@@ -31,14 +31,15 @@ from app.serializers import model_fields, see, serialize_job, serialize_model, s
 from app.service import Service, ServiceDep
 from grasp_core.config import FoldConfig, Frozen, GateConfig
 from grasp_core.kinds import Kind, check_augmentation, find_kind
-from grasp_core.methods import METHODS, asks_for_probe
+from grasp_core.methods import METHODS
 from grasp_core.named_files import BASE
+from grasp_core.parameters import asks_for_probe
 from registry.blobs.base import Blob
 from registry.errors import Unusable
 from registry.jobs.queue import lock_queue
 from registry.jobs.states import JobStatus, ModelStatus
 from registry.lookup import find_named, list_page, rename, require_free_name
-from registry.models import changed_merge
+from registry.models import changed_merge, set_merge
 from registry.models import create_model as create_model_row
 from registry.models import delete_model as delete_model_row
 from registry.sources import offer_source
@@ -87,8 +88,9 @@ class ModelIntake(Intake[ModelCreate]):
                 "there are no initial weights that could be the base",
                 hint="send them in the part `file` of a form, or give the base by uri or upload",
             )
-        method = METHODS[fields.merge.method]
-        method.require_base(given=base is not None or "base" in files, hint=GIVE_BASE)
+        for name in fields.merge.methods:
+            given = base is not None or "base" in files
+            METHODS[name].require_base(given=given, hint=GIVE_BASE)
         match base:
             case BaseFromUri():
                 return {"base": Place(uri=base.uri)}
@@ -260,7 +262,7 @@ def update_model(
         if changes.name is not None:
             rename(session, row, changes.name)
         if changes.merge is not None:
-            row.merge = _checked_merge(session, row, changes.merge)
+            set_merge(row, _checked_merge(session, row, changes.merge))
             if asks_for_probe(changes.merge):
                 row.learning_rate = None
         if changes.keep_sources is not None:
@@ -274,7 +276,7 @@ def update_model(
         return _info(service, session, row)
 
 
-def _checked_merge(session: Session, model: Model, changes: dict[str, Any]) -> dict[str, Any]:
+def _checked_merge(session: Session, model: Model, changes: dict[str, Any]) -> FoldConfig:
     try:
         merge = check_merge(changed_merge(session, model, changes))
     except ValidationError as error:
@@ -282,7 +284,7 @@ def _checked_merge(session: Session, model: Model, changes: dict[str, Any]) -> d
     except ValueError as error:
         raise Unusable(f"merge: {error}") from error
     try:
-        return check_augmentation(merge, find_kind(model.kind)).model_dump(mode="json")
+        return check_augmentation(merge, find_kind(model.kind))
     except ValidationError as error:
         raise wrong_values(error, "body", "merge", "refine", "augmentation") from error
 

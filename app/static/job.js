@@ -35,11 +35,11 @@ function show(job) {
   if (!bar) return;
   bar.value = job.progress;
   field("percent", percent(job.progress, 0));
-  showStage(job.stage);
+  showStage(job.stage, job.metrics.candidate);
   showMetrics(job.metrics);
 }
 
-function showStage(stage) {
+function showStage(stage, candidate) {
   let words = stage;
   for (const step of region.querySelectorAll("[data-stage]")) {
     const current = step.dataset.stage === stage;
@@ -51,6 +51,7 @@ function showStage(stage) {
       step.removeAttribute("aria-current");
     }
   }
+  if (candidate) words = `${candidate}: ${words}`;
   field("stage", words ?? "waiting for a worker");
 }
 

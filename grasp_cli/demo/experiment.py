@@ -26,12 +26,12 @@ from grasp_cli.demo.digits import ANCESTOR, CLASSES, DECADES, SIDE, TODAY, Digit
 from grasp_core import (
     Checkpoint,
     CheckpointInfo,
-    GraspConfig,
     ModelSpec,
     Progress,
     Task,
     fold,
     open_task,
+    parse_config,
     write_checkpoint,
 )
 from grasp_core.tasks import Augmentation
@@ -42,7 +42,7 @@ SPEC = ModelSpec(
     preprocessing={"image_size": SIDE},
 )
 BATCH = 32
-CPU = GraspConfig(device="cpu")  # so small a model is not faster elsewhere
+CPU = parse_config({"device": "cpu"})  # so small a model is not faster elsewhere
 UPRIGHT: Augmentation = {"flip": False}  # a mirrored digit is none
 OnBatch = Callable[[float, float], None]  # the share that is done, and the loss
 
@@ -78,9 +78,10 @@ class Experiment:
 
     @property
     def merge(self) -> dict[str, Any]:
-        """The parameters of all folds: the defaults, but for what digits do not bear."""
+        """The parameters of all folds: GRASP alone, and the defaults but for what digits do not
+        bear."""
         budget = {} if self.sizes.steps is None else {"steps": self.sizes.steps}
-        return {"refine": {"augmentation": dict(UPRIGHT), **budget}}
+        return {"method": "grasp", "refine": {"augmentation": dict(UPRIGHT), **budget}}
 
     @cached_property
     def target(self) -> Path:
@@ -113,7 +114,7 @@ class Experiment:
     def fine_tune(self, weights: Path, folds: int, rate: float, progress: OnBatch) -> float:
         """What the target alone makes of a model: its test accuracy after as many steps as so many
         folds have, at their learning rate."""
-        config = GraspConfig.model_validate(self.merge)
+        config = parse_config(self.merge)
         per_fold = config.refine.budget(self._target_task.training_steps(config.refine.batch_size))
         refine = config.refine.model_copy(update={"steps": folds * per_fold, "lr": rate})
 

@@ -6,7 +6,7 @@ Importing this loads no torch: `Kind.load` does.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from pydantic import ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
@@ -31,7 +31,6 @@ __all__ = [
 
 KINDS = Declarations("grasp.kinds", Kind, {"image": IMAGE})
 DEFAULT = "image"  # of targets and models that do not say: once there was no other
-F = TypeVar("F", bound=FoldConfig)
 Part = Literal["overrides", "preprocessing", "augmentation"]
 
 
@@ -56,7 +55,7 @@ def read_options(kind: Kind, part: Part, values: Mapping[str, Any]) -> Frozen:
     return declared.model_validate(values)
 
 
-def check_augmentation(config: F, kind: Kind) -> F:
+def check_augmentation(config: FoldConfig, kind: Kind) -> FoldConfig:
     """The parameters with all of the kind's augmentation. Raises ValidationError."""
     chosen = read_options(kind, "augmentation", config.refine.augmentation)
     refine = config.refine.model_copy(update={"augmentation": chosen.model_dump(mode="json")})

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
-from grasp_core.config import FoldConfig
+from grasp_core.config import MethodConfig
 from grasp_core.errors import ConfigError
 from grasp_core.named_files import BASE, state_name
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     State: TypeAlias = Mapping[str, Tensor]
 
-Parameters = TypeVar("Parameters", bound=FoldConfig)
+Parameters = TypeVar("Parameters", bound=MethodConfig)
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ TRANSFER = Stage("transfer", "Transfer")  # in which every method puts its weigh
 AFTER_MERGE = (
     Stage("recalibrate", "Recalibrate statistics"),
     Stage("refine", "Refine"),
+    Stage("predict", "Predict"),
     Stage("evaluate", "Evaluate after"),
     Stage("publish", "Publish"),
 )
@@ -44,7 +45,6 @@ class Needs:
 
     base: bool = False  # the model that all sources were fine-tuned from
     gradients: bool = False  # of the loss, on batches of the target
-    several_sources: bool = False  # nothing to merge in the first: it becomes the model as it is
     history: bool = False  # its own state of all folds before: it cannot take over a merged model
 
 
@@ -83,19 +83,8 @@ class Method(Generic[Parameters]):
     stages: tuple[Stage, ...] = ()  # its own, which come before `transfer`
     score: Score | None = None
     state: int | None = None  # version of the layout of its state; None: it remembers nothing
+    uses_base: bool = False  # where there is one: it can do without
     advice: Advice | None = None  # None: a source may well give all, or next to nothing
-
-    def __post_init__(self) -> None:
-        if self.needs.several_sources and self.needs.history:
-            raise ValueError(
-                f"{self.name} cannot need both several_sources and history: the first source is"
-                " taken over without it, and it would refuse to go on from there"
-            )
-
-    @property
-    def all_stages(self) -> tuple[Stage, ...]:
-        """Of a fold by this method, in order."""
-        return (*BEFORE_MERGE, *self.stages, TRANSFER, *AFTER_MERGE)
 
     @property
     def state_name(self) -> str:
@@ -106,7 +95,7 @@ class Method(Generic[Parameters]):
         """Whether a file of this name means something to it: a base, or what it left itself, of
         which there may be more: `state/mean`, `state/mean+squares`."""
         if name == BASE:
-            return self.needs.base
+            return self.needs.base or self.uses_base
         return name == self.state_name or name.startswith(f"{self.state_name}+")
 
     def require_base(self, *, given: bool, hint: str) -> None:

@@ -10,8 +10,8 @@ https://arxiv.org/abs/2606.14900
     4. transfer           θ[j] ← λ θk[j] + (1 - λ) θ[j]  where a[j] > τ
     5. refinement         fine-tune θ on the target
 
-Stage 5 is the same for all methods, and not here; the first source becomes the model, since
-Algorithm 1 with k = 1 aligns it with itself.
+Stage 5 is the same for all methods, and not here; a first source is taken whole: Algorithm 1 with
+k = 1 aligns it with itself.
 
 θ and θk take turns in one module, as views of their files; g is kept once, and each gk[j] is
 compared and freed as the backward pass produces it. So stages 1 to 4 need one set of gradients (two
@@ -21,12 +21,13 @@ with several batches) where two models with two sets of gradients would be the n
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from grasp_core.config import FoldConfig, Fraction, one_message
+from grasp_core.config import Fraction, MethodConfig, one_message
 from grasp_core.methods.declaration import Advice, Method, Needs, Score, Stage
+from grasp_core.methods.source import take_source
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,33 +41,11 @@ if TYPE_CHECKING:
 Granularity = Literal["tensor", "channel", "element"]
 Mode = Literal["train", "eval"]
 
-PRESETS: dict[str, dict[str, Any]] = {
-    # The authors' released code: the source in eval mode, the merged model in train mode (whose
-    # running statistics drift on the way and are never transferred), one batch, hard copies.
-    "paper": {
-        "tau": 0.3,
-        "granularity": "tensor",
-        "blend": 1.0,
-        "alignment_batches": 1,
-        "alignment_batch_size": 32,
-        "merged_mode": "train",
-        "source_mode": "eval",
-        "norm_stats": "keep",
-        "epsilon": 1e-8,
-        "refine": {"schedule": "epoch", "steps": None, "epochs": 3, "lr": 5e-5},
-    },
-}
 
-
-class GraspConfig(FoldConfig):
+class GraspConfig(MethodConfig):
     """Copies the parameters whose gradients agree. The defaults are what measured best."""
 
-    presets = PRESETS
-
     method: Literal["grasp"] = "grasp"
-    preset: Literal["paper"] | None = Field(
-        None, description="Start from a named set of values; what is given explicitly wins."
-    )
     tau: Annotated[
         Fraction | Literal["auto"], one_message("must be a number from 0 to 1, or auto")
     ] = Field(
@@ -80,18 +59,14 @@ class GraspConfig(FoldConfig):
     )
     merged_mode: Mode = Field("eval", description="Mode in which the merged model is compared.")
     source_mode: Mode = Field("eval", description="Mode in which the source is compared.")
-    norm_stats: Literal["keep", "follow", "recalibrate"] = Field(  # type: ignore[assignment]
-        "recalibrate",
-        description="Batch-norm statistics: keep the merged ones; follow the transferred layers;"
-        " or recalibrate them on the target after the transfer.",
-    )
     epsilon: float = Field(0.0, ge=0.0, description="Added to the cosine's denominator.")
 
 
 def merge(bench: Workbench, parameters: GraspConfig, state: State | None) -> Merge:
     """Stages 1 to 4, with stage 3 inside stage 2; the result is left in the module."""
     del state  # it remembers nothing: θ is all there is
-    assert bench.merged is not None  # noqa: S101 - it needs several sources
+    if bench.merged is None:
+        return take_source(bench)
     with bench.recorder.stage("target_gradients"):
         g, statistics = target_gradients(bench, bench.merged, parameters)
     with bench.recorder.stage("source_gradients"):
@@ -167,7 +142,7 @@ def transfer(
                 weights[name][where], bench.source[name][where], chosen[name], parameters.blend
             )
         reports.append(_report(bench, name, score, chosen[name], parameters.blend))
-    if parameters.norm_stats == "follow":
+    if bench.config.norm_stats == "follow":
         follow_transfer(weights, bench.source, chosen, parameters.blend)
     bench.load(weights)
     return Merge(parameters=tuple(reports), details={"tau": tau})
@@ -188,7 +163,7 @@ METHOD = Method(
     paper="https://arxiv.org/abs/2606.14900",
     parameters=GraspConfig,
     merge=merge,
-    needs=Needs(gradients=True, several_sources=True),
+    needs=Needs(gradients=True),
     stages=(
         Stage("target_gradients", "Gradients of the merged model"),
         Stage("source_gradients", "Gradients of the source"),

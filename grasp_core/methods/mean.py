@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Literal
 
-from grasp_core.config import FoldConfig
+from grasp_core.config import MethodConfig
 from grasp_core.methods.declaration import Method
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 COUNTS = "counts"  # (C,) sources that know each class, and (C + 1)th all of them
 
 
-class MeanConfig(FoldConfig):
+class MeanConfig(MethodConfig):
     """Averages all sources with equal weights."""
 
     method: Literal["mean"] = "mean"
@@ -41,8 +41,7 @@ def merge(bench: Workbench, parameters: MeanConfig, state: State | None) -> Merg
         sums = Sums(bench, state)
         bench.load(Means(bench, sums))
         count = sums.count
-        reports = [bench.report(name, 1 / count) for name, _ in bench.model.named_parameters()]
-        return Merge(parameters=tuple(reports), details={"sources": count}, state=sums)
+        return Merge(bench.report_all(1 / count), details={"sources": count}, state=sums)
 
 
 class Sums(Mapping[str, "Tensor"]):

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, exists, func, select
+from sqlalchemy import ColumnElement, exists, select
 from sqlalchemy.orm import Session
 
 from grasp_core.kinds import KINDS
-from grasp_core.methods import DEFAULT, METHODS
+from grasp_core.methods import METHODS
+from grasp_core.parameters import methods_of
 from registry.jobs.transitions import Failure
-from registry.tables import Model, Queue, Target, Worker, utc_now
+from registry.tables import Model, ModelMethod, Queue, Target, Worker, utc_now
 
 
 class Abilities(NamedTuple):
@@ -30,9 +31,10 @@ class Abilities(NamedTuple):
 
 def lacks_abilities(abilities: Abilities) -> ColumnElement[bool]:
     """Whether the jobs of a queue need a method or a kind that is not among these."""
-    method = func.coalesce(Model.merge["method"].as_string(), DEFAULT)
     return (
-        exists().where(Model.id == Queue.id, method.not_in(abilities.methods))
+        exists().where(
+            ModelMethod.model_id == Queue.id, ModelMethod.method.not_in(abilities.methods)
+        )
         | exists().where(Model.id == Queue.id, Model.kind.not_in(abilities.kinds))
         | exists().where(Target.id == Queue.id, Target.kind.not_in(abilities.kinds))
     )
@@ -48,11 +50,13 @@ def find_missing(
         return {}
     missing = {}
     for model in models:
-        method = model.merge.get("method", DEFAULT)
-        if not any(model.kind in row.kinds for row in workers):
+        able = [frozenset(row.methods) for row in workers if model.kind in row.kinds]
+        methods = methods_of(model.merge)
+        if not able:
             missing[model.id] = _failure("kind", model.kind)
-        elif not any(method in row.methods and model.kind in row.kinds for row in workers):
-            missing[model.id] = _failure("method", method)
+        elif not any(known.issuperset(methods) for known in able):
+            lacking = next((m for m in methods if m not in frozenset().union(*able)), methods[0])
+            missing[model.id] = _failure("method", lacking)
     return missing
 
 

@@ -9,12 +9,12 @@ Curve = Sequence[Sequence[float]]  # of progress and loss
 
 
 def with_losses(
-    metrics: Mapping[str, float], before: Mapping[str, Any], progress: float
+    metrics: Mapping[str, float | str], before: Mapping[str, Any], progress: float
 ) -> dict[str, Any]:
     """What a fold measures now, and the `losses` that it reported before."""
     losses: Curve = before.get("losses", ())
     if "loss" in metrics:
-        losses = _extended(losses, round(progress, 4), round(metrics["loss"], 4))
+        losses = _extended(losses, round(progress, 4), round(float(metrics["loss"]), 4))
     return {**metrics, "losses": losses} if losses else dict(metrics)
 
 

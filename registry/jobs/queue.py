@@ -162,12 +162,16 @@ def end_leases(session: Session, worker_id: str, now: datetime) -> None:
 
 
 def record_progress(
-    session: Session, lease: Lease, stage: str, progress: float, metrics: Mapping[str, float]
+    session: Session, lease: Lease, stage: str, progress: float, metrics: Mapping[str, float | str]
 ) -> None:
     """Record how far the running job is. Raises LeaseLost."""
     hold(session, lease)
     before = session.scalar(select(Job.metrics).where(Job.id == lease.job_id)) or {}
-    finite = {name: value for name, value in metrics.items() if math.isfinite(value)}  # or no JSON
+    finite = {  # or no JSON
+        name: value
+        for name, value in metrics.items()
+        if isinstance(value, str) or math.isfinite(value)
+    }
     known = with_losses(finite, before, progress)
     values = {"stage": stage, "progress": progress, "metrics": known}
     change(session, Job, Job.id == lease.job_id, values | bumped())

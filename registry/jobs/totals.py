@@ -5,9 +5,9 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from grasp_core.methods import all_stages
+from grasp_core.methods import METHODS, list_stages
 
-Outcome = Literal["accepted", "rejected", "failed", "cancelled"]
+Outcome = Literal["accepted", "kept", "rejected", "failed", "cancelled"]
 FoldKind = Literal["fold", "dry_run"]
 
 # The outermost are where a report warns that a method did not really choose.
@@ -22,7 +22,8 @@ COMMON_FAILURES = (
     "out_of_memory",
     "storage_full",
 )
-NO_OUTCOMES: dict[Outcome, int] = {"accepted": 0, "rejected": 0, "failed": 0, "cancelled": 0}
+OUTCOMES: tuple[Outcome, ...] = ("accepted", "kept", "rejected", "failed", "cancelled")
+NO_OUTCOMES: dict[Outcome, int] = dict.fromkeys(OUTCOMES, 0)
 
 
 class Sum(BaseModel):
@@ -48,7 +49,7 @@ class Spread(Sum):
 
 def _no_seconds() -> dict[str, Sum]:
     """Of any stage that there is."""
-    return {stage.name: Sum() for stage in all_stages()}
+    return {stage.name: Sum() for stage in list_stages(METHODS.values())}
 
 
 class Totals(BaseModel):

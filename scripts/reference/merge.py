@@ -3,10 +3,11 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from grasp_core.config import FoldConfig, Frozen, GateConfig, RefineConfig
+from grasp_core.config import CommonConfig, Frozen, GateConfig, RefineConfig
 from grasp_core.kinds import KINDS
-from grasp_core.methods import DEFAULT, METHODS
+from grasp_core.methods import METHODS
 from grasp_core.methods.declaration import AnyMethod
+from grasp_core.parameters import DEFAULT_CANDIDATES, PRESETS
 from scripts.reference.markdown import code, kind, opening, sections, table
 
 PARTS: dict[str, type[Frozen]] = {
@@ -16,51 +17,57 @@ PARTS: dict[str, type[Frozen]] = {
 }
 INTRODUCTION = """
 What a model is made with as `merge`, and what `PATCH /models/{model}` changes for later folds. All
-have defaults; [ADR 0004](../adr/0004-defaults-that-transfer.md) says how they were chosen, and
-[concepts](../concepts.md) what the stages do that they steer. In Python they are the fields of the
-method's own class, such as `grasp_core.GraspConfig`. A name that is misspelt is an error, and so is
-a parameter of another method.
+have defaults; [ADR 0004](../adr/0004-defaults-that-transfer.md),
+[0015](../adr/0015-a-budget-of-steps.md) and [0016](../adr/0016-candidates.md) say how they were
+chosen, and [concepts](../concepts.md#one-fold) what the stages do that they steer. In Python
+`grasp_core.parse_config` reads them. A name that is misspelt is an error, and so is a parameter of
+another method.
 """
+CANDIDATES = """
+`candidates` is a list of up to 16 ways to fold a source in, each the name of a method or an object
+with its `method` and parameters of that method; what the table below names is the same for all of
+them, and stands beside the list. All three are valid:
+
+```json
+{"candidates": ["keep", "source", {"method": "grasp", "tau": 0.2}], "refine": {"steps": 200}}
+{"method": "grasp", "tau": 0.3, "refine": {"steps": 200}}
+{"refine": {"steps": 200}}
+```
+
+The second has one candidate, whose parameters stand among the others. The third names none, and has
+the default: {default}.
+"""
+PRESET = "`preset` starts from a named set of values; what is given beside it wins."
 NEEDS = {
     "base": "the base of its sources",
     "gradients": "gradients on the target",
-    "several_sources": "a second source: the first becomes the model as it is",
     "history": "to have merged all earlier sources itself",
 }
 
 
 def page() -> str:
+    default = ", ".join(map(code, DEFAULT_CANDIDATES))
     return sections(
-        opening("Merge parameters", "grasp_core/methods"),
+        opening("Merge parameters", "grasp_core/parameters.py and grasp_core/methods"),
         INTRODUCTION.strip(),
+        "## `merge.candidates`",
+        CANDIDATES.strip().replace("{default}", default),
         "## `merge`",
-        (FoldConfig.__doc__ or "").strip(),
-        _table(_common()),
+        "What all candidates of a fold have in common.",
+        _table(CommonConfig.model_json_schema()["properties"]),
+        PRESET,
+        table(("preset", "parameter", "value"), _presets()),
         *(part for method in METHODS.values() for part in _method(method)),
         *(part for name, config in PARTS.items() for part in _part(name, config)),
     )
 
 
-def _common() -> dict[str, Any]:
-    """What all methods have, and by what they are told apart."""
-    fields: dict[str, Any] = FoldConfig.model_json_schema()["properties"]
-    return fields | {"method": fields["method"] | {"default": DEFAULT, "enum": list(METHODS)}}
-
-
 def _method(method: AnyMethod) -> list[str]:
     """Its own section: what it is, what it needs, and the parameters that only it has."""
-    common = _common()
     fields = method.parameters.model_json_schema()["properties"]
-    own = {n: schema for n, schema in fields.items() if n != "method" and schema != common.get(n)}
-    parts = [f'## `merge` with `"method": "{method.name}"`', _about(method)]
-    if own:
-        parts.append(_table(own))
-    if method.parameters.presets:
-        parts += [
-            "`preset` starts from a named set of values; what is given beside it wins.",
-            table(("preset", "parameter", "value"), _presets(method.parameters.presets)),
-        ]
-    return parts
+    own = {name: schema for name, schema in fields.items() if name != "method"}
+    parts = [f'## A candidate with `"method": "{method.name}"`', _about(method)]
+    return [*parts, _table(own)] if own else parts
 
 
 def _about(method: AnyMethod) -> str:
@@ -74,10 +81,10 @@ def _about(method: AnyMethod) -> str:
     return " ".join(filter(None, about))
 
 
-def _presets(presets: Mapping[str, Mapping[str, Any]]) -> Iterable[tuple[str, str, str]]:
+def _presets() -> Iterable[tuple[str, str, str]]:
     return (
         (code(preset), code(name), code(value))
-        for preset, values in presets.items()
+        for preset, values in PRESETS.items()
         for name, value in values.items()
     )
 

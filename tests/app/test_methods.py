@@ -7,10 +7,11 @@ from typing import Literal
 import pytest
 from pydantic import Field
 
-from grasp_core.config import FoldConfig
+from grasp_core.config import MethodConfig
 from grasp_core.kinds import check_augmentation, find_kind
 from grasp_core.methods import METHODS
 from grasp_core.methods.declaration import Method, Needs, Score, Stage
+from grasp_core.parameters import parse_config
 from registry.jobs.transitions import change
 from registry.tables import Job
 from tests.app.reading import Outline, page
@@ -18,7 +19,7 @@ from tests.app.story import Story, report
 from tests.app.world import World
 
 
-class TallyConfig(FoldConfig):
+class TallyConfig(MethodConfig):
     """Counts."""
 
     method: Literal["tally"] = "tally"
@@ -49,7 +50,7 @@ def _tally(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def stored(**values: object) -> dict[str, object]:
     """As a model of images has them."""
-    config = TallyConfig.model_validate(values)
+    config = parse_config({"method": "tally", **values})
     return check_augmentation(config, find_kind("image")).model_dump(mode="json")
 
 

@@ -233,7 +233,7 @@ def test_a_wrong_patch_changes_nothing(
 
 
 def test_a_wrong_parameter_is_named_in_plain_words(world: World) -> None:
-    world.ready_model()
+    world.ready_model(merge={"method": "grasp"})
     merge = {"tau": 7, "tua": 0.3}
 
     answer = world.client.patch("/models/merged", json={"merge": merge})
@@ -242,6 +242,41 @@ def test_a_wrong_parameter_is_named_in_plain_words(world: World) -> None:
         {"where": "body.merge.tau", "message": "must be a number from 0 to 1, or auto"},
         {"where": "body.merge.tua", "message": "there is no such parameter"},
     ]
+
+
+def test_a_parameter_of_one_candidate_beside_several_says_where_it_belongs(world: World) -> None:
+    world.ready_model()
+
+    answer = world.client.patch(
+        "/models/merged", json={"merge": {"tau": 0.2, "method": "grasp", "candidates": ["grasp"]}}
+    )
+    alone = world.client.patch("/models/merged", json={"merge": {"tau": 0.2}})
+
+    assert answer.json()["errors"] == [
+        {
+            "where": "body.merge.tau",
+            "message": 'it belongs to one of the candidates: {"method": "grasp", "tau": …}',
+        },
+        {
+            "where": "body.merge.method",
+            "message": "it stands for one candidate alone: name it among the candidates",
+        },
+    ]
+    assert alone.json()["errors"] == answer.json()["errors"][:1]
+
+
+def test_candidates_apply_to_later_folds(world: World) -> None:
+    world.ready_model()
+    several: list[Any] = ["keep", "source", {"method": "grasp", "tau": 0.2}]
+
+    changed = world.client.patch("/models/merged", json={"merge": {"candidates": several}})
+    alone = world.client.patch("/models/merged", json={"merge": {"method": "mean"}})
+
+    merge = changed.json()["merge"]
+    assert [each["method"] for each in merge["candidates"]] == ["keep", "source", "grasp"]
+    assert merge["candidates"][2]["tau"] == 0.2
+    assert "candidates" not in alone.json()["merge"]
+    assert alone.json()["merge"]["method"] == "mean"
 
 
 def test_a_preset_replaces_what_it_names(world: World) -> None:
@@ -293,5 +328,5 @@ def test_who_asks_for_auto_again_has_the_learning_rate_probed_again(world: World
         return answer.json()["learning_rate"]
 
     assert patch({"refine": {"steps": 50}}) == found
-    assert patch({"tau": 0.1}) == found
+    assert patch({"heat": 0.25}) == found
     assert patch({"refine": {"lr": "auto"}}) is None

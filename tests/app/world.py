@@ -199,13 +199,13 @@ class World:
             result = FoldResult(base, report("?"), {"accuracy": 0.1}, verdict=verdict)
             reject(session, lease, result, utc_now())
 
-    def try_out(self, *, refused: bool = False) -> None:
+    def try_out(self, *, refused: bool = False, metrics: dict[str, Any] | None = None) -> None:
         verdict = {
             "outcome": "rejected" if refused else "accepted",
             "reason": "accuracy fell" if refused else None,
             "change": {"count": 100, "lost": 42, "gained": 1, "trend": "down"} if refused else None,
         }
-        result = FoldResult(None, report("?"), {"accuracy": 0.5}, verdict=verdict)
+        result = FoldResult(None, report("?"), metrics or {"accuracy": 0.5}, verdict=verdict)
         lease = self.claim()
         with self.database.write() as session:
             record_trial(session, lease, result, utc_now())

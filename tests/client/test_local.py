@@ -18,7 +18,6 @@ from grasp_core import (
     Checkpoint,
     CheckpointInfo,
     FoldReport,
-    GraspConfig,
     ModelSpec,
     make_manifest,
     resolve_preprocessing,
@@ -29,6 +28,7 @@ from registry.models import record_preparation
 from registry.tables import utc_now
 from registry.versions import FoldResult, publish
 from tests.app.world import CLASSES, ROOT, Server, World
+from tests.configs import grasp_alone
 
 SPEC = ModelSpec(architecture="test_resnet", classes=CLASSES)
 SCORE = Metrics(
@@ -165,7 +165,7 @@ def report(sha256: str) -> FoldReport:
     return FoldReport(
         outcome="accepted",
         spec=SPEC.model_dump(mode="json"),
-        config=GraspConfig().model_dump(mode="json"),
+        config=grasp_alone().model_dump(mode="json"),
         seed=0,
         version=1,
         parent=None,

@@ -18,15 +18,17 @@ import torch
 from typer.testing import CliRunner, Result
 
 from grasp_cli.main import cli
-from grasp_core import Checkpoint, CheckpointInfo, GraspConfig, convert_checkpoint, write_checkpoint
+from grasp_core import Checkpoint, CheckpointInfo, convert_checkpoint, write_checkpoint
 from grasp_core.files import sha256_file
 from grasp_core.methods import METHODS
 from grasp_core.operations import Folded, FoldSource, ValidateTarget
+from grasp_core.parameters import parse_config
 from tests.core.shadow import SHADOW
 from tests.processes import IGNORING_INTERRUPTS, running
 from tests.worker.digits import CLASSES, SPEC, Heard, write_target, write_weights
 
 PARAMETERS: dict[str, Any] = {
+    "method": "grasp",
     "alignment_batches": 2,
     "refine": {"epochs": 1, "lr": 1e-3, "batch_size": 16},
     "gate": {"max_drop": 1.0},  # weights that were never trained: nothing to lose
@@ -77,7 +79,9 @@ def unframed(text: str) -> str:
     return " ".join(text.replace("│", " ").split())
 
 
-def fold_as_the_worker(files: Path, folder: Path, sources: list[Path]) -> list[Folded]:
+def fold_as_the_worker(
+    files: Path, folder: Path, sources: list[Path], parameters: dict[str, Any] = PARAMETERS
+) -> list[Folded]:
     fingerprint = (
         ValidateTarget({"target": files / "target"}, folder / "cache").run(Heard()).fingerprint
     )
@@ -86,7 +90,7 @@ def fold_as_the_worker(files: Path, folder: Path, sources: list[Path]) -> list[F
     for number, source in enumerate(sources, start=1):
         operation = FoldSource(
             spec=SPEC,
-            config=GraspConfig.model_validate(PARAMETERS | {"device": "cpu"}),
+            config=parse_config(parameters | {"device": "cpu"}),
             version=number,
             source_sha256=sha256_file(source),
             source_classes=None,
@@ -97,7 +101,7 @@ def fold_as_the_worker(files: Path, folder: Path, sources: list[Path]) -> list[F
             files={"target": files / "target", "source": source, **merged},
         )
         folds.append(operation.run(Heard()))
-        merged = {"weights": operation.output / "weights"}
+        merged = {file.name: operation.output / file.name for file in folds[-1].files}
     return folds
 
 
@@ -155,6 +159,25 @@ def test_it_ends_in_the_bytes_of_the_service(files: Path, tmp_path: Path, run: R
     ]
     assert printed == [folded.metrics.model_dump(mode="json") for folded in (first, second)]
     assert sorted(path.name for path in Path().iterdir()) == ["aside", "out"]
+
+
+def test_candidates_run_as_in_the_service(files: Path, tmp_path: Path, run: Run) -> None:
+    """With what they remember, whoever wins."""
+    aside = tmp_path / "aside"
+    convert_checkpoint(files / "b.pt", aside / "b.safetensors", spec=SPEC)
+    default = {name: value for name, value in PARAMETERS.items() if name != "method"}
+    (tmp_path / "default.json").write_text(json.dumps(default))
+    sources = [files / "a.safetensors", aside / "b.safetensors"]
+    _, second = fold_as_the_worker(files, aside, sources, default)
+
+    result = run("a.safetensors", "b.pt", "--config", "default.json", "--report", "report.json")
+
+    assert sha256_file(Path("out")) == second.sha256
+    state = sha256_file(Path("out-state-mean.safetensors"))
+    assert state == {file.name: file.sha256 for file in second.files}["state/mean"]
+    assert f"b.pt: {second.metrics.sentence}\n" in result.stdout
+    newest = json.loads(Path("report.json").read_text())["reports"][-1]
+    assert [each["name"] for each in newest["candidates"]] == ["keep", "source", "mean", "grasp"]
 
 
 def test_a_version_is_gone_on_with_in_place(files: Path, run: Run) -> None:

@@ -12,14 +12,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from grasp_core.config import FoldConfig, Fraction
+from grasp_core.config import Fraction, MethodConfig
 from grasp_core.methods.declaration import Method, Needs, Score, Stage
 from grasp_core.workbench import Merge, Workbench
 
 COUNT = "count"
 
 
-class ShadowConfig(FoldConfig):
+class ShadowConfig(MethodConfig):
     """Sums of task vectors."""
 
     method: Literal["shadow"] = "shadow"

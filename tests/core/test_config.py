@@ -12,14 +12,18 @@ from grasp_core import BrokenExamples, CheckpointMismatch, GraspConfig, GraspErr
 from grasp_core.config import MAX_CLASS_NAME, MAX_CLASSES, require_names
 from grasp_core.kinds.image.config import Preprocessing
 from grasp_core.manifest import Mismatches
+from grasp_core.parameters import parse_config
+from tests.configs import grasp_alone
 
 
 def test_the_papers_preset_is_the_authors_code() -> None:
-    paper = GraspConfig(preset="paper")
+    paper = grasp_alone(preset="paper")
 
-    assert (paper.merged_mode, paper.source_mode, paper.norm_stats) == ("train", "eval", "keep")
+    (method,) = paper.candidates
+    assert isinstance(method, GraspConfig)
+    assert (method.merged_mode, method.source_mode, paper.norm_stats) == ("train", "eval", "keep")
     assert (paper.alignment_batches, paper.alignment_batch_size) == (1, 32)
-    assert (paper.tau, paper.blend, paper.granularity) == (0.3, 1.0, "tensor")
+    assert (method.tau, method.blend, method.granularity) == (0.3, 1.0, "tensor")
     assert paper.refine.model_dump(include={"epochs", "lr", "weight_decay", "batch_size"}) == {
         "epochs": 3,
         "lr": 5e-5,
@@ -29,14 +33,15 @@ def test_the_papers_preset_is_the_authors_code() -> None:
 
 
 def test_what_is_given_wins_over_the_preset() -> None:
-    assert GraspConfig(preset="paper", tau=0.9).tau == 0.9
-    assert GraspConfig(preset="paper", tau=0.9).merged_mode == "train"
+    (method,) = parse_config({"preset": "paper", "tau": 0.9}).candidates
+    assert isinstance(method, GraspConfig)
+    assert (method.tau, method.merged_mode) == (0.9, "train")
 
 
 def test_a_configuration_survives_json_with_its_preset() -> None:
-    config = GraspConfig(preset="paper", alignment_batches=4)
+    config = grasp_alone(preset="paper", alignment_batches=4)
 
-    assert GraspConfig.model_validate_json(config.model_dump_json()) == config
+    assert parse_config(config.model_dump(mode="json")) == config
 
 
 @pytest.mark.parametrize(
@@ -69,7 +74,7 @@ def test_a_configuration_survives_json_with_its_preset() -> None:
 )
 def test_nonsense_is_refused(values: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
-        GraspConfig.model_validate(values)
+        parse_config(values)
 
 
 def test_class_names_must_differ() -> None:
@@ -143,4 +148,4 @@ def test_every_error_has_a_code_of_its_own() -> None:
 @pytest.mark.parametrize("preset", ["none", ["paper"], {"paper": 1}, 3])
 def test_what_is_no_preset_is_refused(preset: object) -> None:
     with pytest.raises(ValidationError, match="preset"):
-        GraspConfig.model_validate({"preset": preset})
+        grasp_alone(**{"preset": preset})

@@ -15,7 +15,6 @@ from grasp_core import (
     Checkpoint,
     CheckpointInfo,
     FoldReport,
-    GraspConfig,
     ModelSpec,
     Task,
     export_folder,
@@ -24,6 +23,7 @@ from grasp_core import (
     write_checkpoint,
 )
 from grasp_core.kinds.image.config import PreprocessingOverrides
+from grasp_core.parameters import parse_config
 
 CLASSES = tuple("0123")
 SPEC = ModelSpec(
@@ -31,8 +31,9 @@ SPEC = ModelSpec(
     classes=CLASSES,
     preprocessing=PreprocessingOverrides(image_size=32, crop_pct=1.0),
 )
-CONFIG = GraspConfig.model_validate(
+CONFIG = parse_config(
     {
+        "method": "grasp",
         "alignment_batches": 4,
         "refine": {"epochs": 2, "lr": 1e-3},
         "gate": {"max_drop": 0.1, "max_class_drop": 0.5},  # a class has 18 images to validate with

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from sklearn import metrics as sk
 from torch import Tensor
 
-from grasp_core import GraspConfig, Runtime, build_model, evaluate, load_weights
+from grasp_core import Runtime, build_model, evaluate, load_weights
 from grasp_core.evaluation import score_predictions
+from tests.configs import grasp_alone
 from tests.core.toy import CLASSES, TINY, ToyTask
 
 
@@ -66,7 +67,7 @@ def test_what_is_undefined_is_none() -> None:
 def test_a_model_is_evaluated_on_the_whole_split_in_eval_mode(
     merged_weights: dict[str, Tensor], batch_size: int
 ) -> None:
-    task, runtime = ToyTask(), Runtime.choose(GraspConfig())
+    task, runtime = ToyTask(), Runtime.choose(grasp_alone())
     model = build_model(TINY)
     load_weights(model, merged_weights, runtime.device)
     model.train()

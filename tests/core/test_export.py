@@ -25,10 +25,10 @@ from grasp_core.export import export_folder
 from grasp_core.kinds.image.architectures import resolve_preprocessing
 from grasp_core.kinds.image.config import Preprocessing, PreprocessingOverrides
 from grasp_core.kinds.image.export import crop_pct
-from grasp_core.methods.grasp import GraspConfig
 from grasp_core.provenance import Provenance
 from grasp_core.report import Environment, FoldReport, Metrics, MetricsReport, SplitMetrics
 from grasp_core.spec import ModelSpec
+from tests.configs import grasp_alone
 
 CLASSES = ("F", "señor | <b>", "猫")
 SEEN = Preprocessing(
@@ -323,7 +323,7 @@ def make_report(sha256: str | None, *, first: bool = False) -> FoldReport:
     return FoldReport(
         outcome="accepted",
         spec=ModelSpec(architecture="test_resnet", classes=CLASSES).model_dump(mode="json"),
-        config=GraspConfig().model_dump(mode="json"),
+        config=grasp_alone().model_dump(mode="json"),
         seed=0,
         version=3,
         parent="a" * 64,

@@ -27,7 +27,7 @@ from grasp_core import (
     load_weights,
 )
 from grasp_core.evaluation import predict
-from grasp_core.methods import parse_config
+from grasp_core.parameters import parse_config
 from tests.core.toy import (
     CLASSES,
     TINY,
@@ -159,9 +159,9 @@ def test_folding_a_source_into_itself_transfers_all_that_has_a_gradient(
 def test_with_tau_one_nothing_is_transferred_and_nothing_changes(
     source: Path, merged: Path, task: ToyTask, tmp_path: Path, granularity: str
 ) -> None:
-    report = refold(
-        source, merged, tmp_path / "out.safetensors", task, tau=1.0, granularity=granularity
-    )
+    values = {"tau": 1.0, "granularity": granularity, "norm_stats": "keep"}
+
+    report = refold(source, merged, tmp_path / "out.safetensors", task, **values)
 
     assert report.transferred_share == 0
     result = Checkpoint(tmp_path / "out.safetensors")
@@ -440,16 +440,14 @@ def test_the_report_is_the_contract_in_json(
         "transfer",
         "recalibrate",
         "refine",
+        "predict",
         "evaluate",
         "publish",
     ]
     assert all(s["seconds"] > 0 and s["peak_bytes"] > 1e6 for s in reported["stages"])
     assert reported["config"]["refine"]["epochs"] == 1
     assert torch.__version__.startswith(reported["environment"]["libraries"]["torch"])
-    before, after = (
-        reported["metrics"][when]["val"]["log_likelihood"] for when in ("before", "after")
-    )
-    assert reported["worth"]["effectiveness"] == pytest.approx(abs(after - before))
+    assert reported["worth"] is None  # nothing was run without the source
     assert FoldReport.model_validate_json(report.to_json()) == report
 
 
@@ -474,7 +472,8 @@ def test_progress_grows_from_zero_to_one_through_all_stages(
     assert fractions[0] == 0
     assert fractions[-1] == 1
     assert {p.stage for p in seen} >= {"target_gradients", "source_gradients", "refine"}
-    assert {"loss", "val_accuracy", "epoch"} <= set(seen[-1].metrics)
+    newest = next(progress for progress in reversed(seen) if progress.candidate == "grasp")
+    assert {"loss", "val_accuracy", "epoch"} <= set(newest.metrics)
 
 
 @pytest.mark.parametrize("stage", ["load", "target_gradients", "source_gradients", "refine"])

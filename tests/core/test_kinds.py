@@ -24,8 +24,8 @@ from grasp_core.kinds import (
     read_options,
 )
 from grasp_core.kinds.image.config import Augmentation, Preprocessing, PreprocessingOverrides
-from grasp_core.methods import parse_config
 from grasp_core.operations import PrepareModel
+from grasp_core.parameters import parse_config
 from tests.core.toy import TINY, ToyTask, save, tiny_weights
 
 IMAGE = KINDS["image"]

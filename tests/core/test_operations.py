@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import pickle
 import shutil
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,8 +28,9 @@ from grasp_core import (
     write_checkpoint,
 )
 from grasp_core.kinds.image.config import Preprocessing, PreprocessingOverrides
-from grasp_core.methods import METHODS, parse_config
-from grasp_core.operations import PrepareModel, ValidateTarget
+from grasp_core.methods import METHODS
+from grasp_core.operations import Live, PrepareModel, ValidateTarget
+from grasp_core.parameters import parse_config
 from grasp_core.report import Figures
 from tests.core.shadow import SHADOW
 from tests.worker.digits import (
@@ -55,7 +55,7 @@ def sha256_of(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def refuse(stage: str, fraction: float, metrics: Mapping[str, float]) -> None:
+def refuse(stage: str, fraction: float, metrics: Live) -> None:
     if stage == "decode":
         raise FoldStopped("enough")
 
@@ -351,7 +351,7 @@ def test_a_fold_carries_base_and_state(bench: Bench, monkeypatch: pytest.MonkeyP
 
 
 def test_a_stopped_fold_goes_on_where_it_was(bench: Bench) -> None:
-    def stop(stage: str, fraction: float, metrics: Mapping[str, float]) -> None:
+    def stop(stage: str, fraction: float, metrics: Live) -> None:
         if metrics.get("epoch") == 3:
             raise FoldStopped("enough")
 

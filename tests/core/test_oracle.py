@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from grasp_core import Batch, Checkpoint, GraspConfig, ModelSpec, fold
+from grasp_core import Batch, Checkpoint, ModelSpec, fold
+from tests.configs import grasp_alone
 from tests.core.toy import CLASSES, ToyTask, nudged, save
 
 PAPER_ARCHITECTURES = ("mobilevit_xxs", "mobilevit_xs", "efficientnet_b1", "resnet50")
@@ -102,7 +103,7 @@ class OneBatch(ToyTask):
 def test_merged_tensors_equal_the_naive_ones_bit_for_bit(
     case: Case, naive: Naive, tau: float, tmp_path: Path
 ) -> None:
-    config = GraspConfig.model_validate({"preset": "paper", "tau": tau, "refine": {"epochs": 0}})
+    config = grasp_alone(**{"preset": "paper", "tau": tau, "refine": {"epochs": 0}})
 
     report = fold(
         case.spec,

@@ -13,11 +13,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from grasp_core import Checkpoint, GraspConfig, Runtime, Task, build_model, load_weights
+from grasp_core import Checkpoint, FoldConfig, Runtime, Task, build_model, load_weights
 from grasp_core.config import LEARNING_RATES, RefineConfig
 from grasp_core.heads import MatchedSource, match_classes
 from grasp_core.progress import Recorder
-from grasp_core.refinement import START_FILE, Refined, Start, Trainer, TrialState, refine
+from grasp_core.refinement import (
+    START_FILE,
+    Refined,
+    Refinement,
+    Start,
+    Trainer,
+    TrialState,
+    choose_rates,
+)
 from grasp_core.report import LearningRate, Look, MergeReport
 from grasp_core.schedule import Schedule
 from grasp_core.seeds import derive_seed
@@ -27,7 +35,7 @@ from tests.core.toy import CLASSES, TINY, ToyTask, quick
 CPU, SEED = torch.device("cpu"), 7
 
 
-def make_bench(weights: dict[str, Tensor], work_dir: Path, config: GraspConfig) -> Workbench:
+def make_bench(weights: dict[str, Tensor], work_dir: Path, config: FoldConfig) -> Workbench:
     model = build_model(TINY)
     load_weights(model, {name: tensor.clone() for name, tensor in weights.items()}, CPU)
     match = match_classes(CLASSES, CLASSES)
@@ -39,18 +47,25 @@ def make_bench(weights: dict[str, Tensor], work_dir: Path, config: GraspConfig) 
         task=ToyTask(),
         config=config,
         runtime=Runtime.choose(config),
-        recorder=Recorder(CPU),
+        recorder=Recorder(CPU, plan=[(None, "load"), (None, "refine")]),
         seed=SEED,
         work_dir=work_dir,
         fold_id="test",
     )
 
 
-def begin(bench: Workbench) -> Start:
+def begin(bench: Workbench) -> None:
     """As after a merge that left in the module what is there."""
-    start = Start(fold_id=bench.fold_id, merge=MergeReport())
-    start.save(bench)
-    return start
+    Start.save(bench, MergeReport())
+
+
+def refine(bench: Workbench, known: float | None = None) -> Refined:
+    """What is in the module, and leave the best of it there."""
+    begin(bench)
+    refinement = Refinement(bench, choose_rates(bench.config.refine, known))
+    refinement.run()
+    bench.load(Checkpoint(bench.work_dir / refinement.best_file))
+    return refinement.describe()
 
 
 def train(
@@ -86,7 +101,7 @@ def test_by_step_it_warms_up_and_falls_and_keeps_the_likeliest_of_eleven_looks(
         merged_weights, tmp_path, quick(refine={"steps": 30, "lr": 3e-3, "batch_size": 16})
     )
 
-    refined = refine(bench, begin(bench))
+    refined = refine(bench)
 
     peak = 3e-3
     rates = [peak / 3, peak * 2 / 3, peak]
@@ -109,7 +124,7 @@ def test_by_epoch_it_is_fine_tuning_with_a_cosine_as_torch_has_it(
         merged_weights, tmp_path, quick(preset="paper", refine={"epochs": 3, "batch_size": 16})
     )
 
-    refined = refine(bench, begin(bench))
+    refined = refine(bench)
 
     rates: list[float] = []
     optimizer = torch.optim.AdamW([nn.Parameter(torch.zeros(1))], lr=bench_rate(bench))
@@ -219,7 +234,7 @@ def test_the_first_of_the_best_looks_is_kept(
     snapshots = pretend(monkeypatch, [look(step, value) for step, value in enumerate(likelihoods)])
     bench = make_bench(merged_weights, tmp_path, quick(refine={"steps": 3, "lr": 0.1}))
 
-    refined = refine(bench, begin(bench))
+    refined = refine(bench)
 
     assert refined.best is not None
     assert refined.best.step == best
@@ -235,7 +250,7 @@ def test_patience_stops_early(
         merged_weights, tmp_path, quick(refine={"steps": 5, "patience": 2, "lr": 0.1})
     )
 
-    refined = refine(bench, begin(bench))
+    refined = refine(bench)
 
     assert [look.step for look in refined.history] == [0, 1, 2, 3]
 
@@ -255,11 +270,10 @@ def test_a_trial_leaves_no_trainer_behind(
     bench = make_bench(
         merged_weights, tmp_path, quick(refine={"steps": 6, "lr": "auto", "batch_size": 16})
     )
-    start = begin(bench)
     gc.collect()
     gc.disable()
     try:
-        refine(bench, start)
+        refine(bench)
         assert [trainer() for trainer in alive] == [None] * len(alive)
     finally:
         gc.enable()
@@ -272,7 +286,7 @@ def test_auto_tries_each_rate_from_the_same_start_and_keeps_the_best(
         config = quick(refine={"steps": 6, "lr": lr, "batch_size": 16})
         (tmp_path / name).mkdir()
         bench = make_bench(merged_weights, tmp_path / name, config)
-        return refine(bench, begin(bench), known), bench
+        return refine(bench, known), bench
 
     probed, bench = run("auto", "auto")
     alone = {rate: run(str(rate), rate) for rate in LEARNING_RATES}
@@ -302,7 +316,7 @@ def test_frozen_layers_change_neither_weights_nor_statistics(
     config = quick(refine={"epochs": 1, "lr": 1e-2, "freeze": frozen, "batch_size": 16})
     bench = make_bench(merged_weights, tmp_path, config)
 
-    refine(bench, begin(bench))
+    refine(bench)
 
     changed = {
         name
@@ -356,7 +370,7 @@ def test_other_formats_layouts_and_compilers_learn_too(
     config = quick(refine={"epochs": 2, "lr": 3e-3, "batch_size": 16}, **values)
     bench = make_bench(merged_weights, tmp_path, config)
 
-    refined = refine(bench, begin(bench))
+    refined = refine(bench)
 
     losses = [look.train_loss for look in refined.history if look.train_loss is not None]
     assert losses[-1] < losses[0]
@@ -383,13 +397,12 @@ def test_half_precision_state_survives_an_interruption(
         return advance(self, step)
 
     monkeypatch.setattr(Trainer, "advance", change_scale)
-    start = begin(bench)
     with pytest.raises(KeyboardInterrupt):
-        refine(bench, start)
+        refine(bench)
 
     monkeypatch.setattr(Trainer, "advance", lambda self, step: stop_with(self.scaler.state_dict()))
     with pytest.raises(Stopped) as stopped:
-        refine(make_bench(merged_weights, tmp_path, config), start)
+        refine(make_bench(merged_weights, tmp_path, config))
     assert stopped.value.args[0]["scale"] == 1024
 
 
@@ -406,7 +419,7 @@ def test_no_epochs_leave_the_module_as_it_is(
 ) -> None:
     bench = make_bench(merged_weights, tmp_path, quick())
 
-    refined = refine(bench, begin(bench))
+    refined = refine(bench)
 
     assert refined.history == ()
     assert refined.best is None

@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from grasp_core.report import FoldReport
+from grasp_core.report import (
+    AS_IT_WAS,
+    Difference,
+    Differences,
+    Figures,
+    FoldReport,
+    Runner,
+    Standing,
+    Worth,
+)
 from grasp_core.significance import wilson
 
 RECORDED = Path(__file__).parents[1] / "app" / "recorded_report.json"  # of schema 1
@@ -86,3 +95,51 @@ def test_clients_find_scores_and_threshold_under_their_first_names() -> None:
     assert [p["alignment"] for p in found["parameters"]] == [
         p["alignment"] for p in old["parameters"]
     ]
+
+
+def runners(**standings: Standing) -> tuple[Runner, ...]:
+    return tuple(Runner(name=name, outcome=outcome) for name, outcome in standings.items())
+
+
+def worth(points: float, error: float | None = 0.007) -> Worth:
+    gain = Differences(accuracy=Difference(mean=points, error=error), log_likelihood=None)
+    return Worth(effectiveness=0.1, informativeness=1.1, val=None, test=gain)
+
+
+@pytest.mark.parametrize(
+    ("figures", "sentence"),
+    [
+        (
+            Figures(
+                candidates=runners(keep="lost", source="lost", mean="won", grasp="out"),
+                worth=worth(0.018),
+            ),
+            "+1.8 points on test over doing without it (0.4 to 3.2); mean won over keep, source",
+        ),
+        (
+            Figures(candidates=runners(keep="lost", source="won"), worth=worth(-0.01, None)),
+            "-1.0 points on test over doing without it; source won over keep",
+        ),
+        (Figures(candidates=runners(source="won", mean="lost")), "source won over mean"),
+        (
+            Figures(candidates=runners(keep="won", source="lost"), worth=worth(0.0)),
+            "keep won over source",
+        ),
+        (Figures(candidates=runners(keep="lost", source="lost"), worth=worth(0.0)), AS_IT_WAS),
+        (Figures(candidates=runners(grasp="won")), None),
+        (Figures(), None),  # of an older release
+    ],
+)
+def test_a_sentence_says_what_a_source_was_worth(figures: Figures, sentence: str | None) -> None:
+    assert figures.sentence == sentence
+
+
+def test_who_merged_to_the_same_was_not_beaten() -> None:
+    twins = Figures(
+        candidates=(
+            Runner(name="source", outcome="won"),
+            Runner(name="mean", outcome="lost", same_as="source"),
+        )
+    )
+
+    assert twins.sentence is None

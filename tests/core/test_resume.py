@@ -10,7 +10,7 @@ from typing import Literal
 
 import pytest
 
-from grasp_core import STOP, FoldReport, FoldStopped, GraspConfig, Progress, fold
+from grasp_core import STOP, FoldConfig, FoldReport, FoldStopped, Progress, fold
 from grasp_core.config import LEARNING_RATES
 from grasp_core.refinement import BEST_FILE, START_FILE, STATE_FILE, Trainer
 from grasp_core.report import Look
@@ -43,7 +43,7 @@ def run(
     merged: Path | None,
     source: Path,
     stop_at: int | None = None,
-    config: GraspConfig = CONFIG,
+    config: FoldConfig = CONFIG,
 ) -> FoldReport:
     """Fold, and stop at that moment."""
     return fold(
@@ -96,7 +96,7 @@ def test_a_fold_stopped_at_any_moment_ends_in_the_same_bytes(
 ) -> None:
     with pytest.raises(FoldStopped):
         run(tmp_path, *files, moment, CONFIGS[name])
-    begun = {path.name for path in (tmp_path / "work").iterdir()}
+    begun = {path.name for path in (tmp_path / "work" / "grasp").iterdir()}
 
     report, whole = run(tmp_path, *files, config=CONFIGS[name]), uninterrupted[name]
 
@@ -207,7 +207,7 @@ def test_what_another_fold_has_left_is_not_gone_on_with(
     with pytest.raises(FoldStopped):
         run(tmp_path, merged, source, 15)
 
-    config, work = CONFIG, tmp_path / "work"
+    config, work = CONFIG, tmp_path / "work" / "grasp"
     state, best, start = (
         work / "trial1" / STATE_FILE,
         work / "trial1" / BEST_FILE,
@@ -217,7 +217,7 @@ def test_what_another_fold_has_left_is_not_gone_on_with(
     assert best.exists()
     match change:
         case "config":
-            config = CONFIG.model_copy(update={"tau": 0.5})
+            config = quick(tau=0.5, refine=CONFIG.refine.model_dump())
         case "rate":
             config = quick(refine={"steps": 25, "batch_size": 16, "lr": 2e-3})
         case "source":

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from grasp_core import DeviceError, GraspConfig, Runtime
+from grasp_core import DeviceError, Runtime
 from grasp_core.runtime import choose_device, choose_format, deterministic, uninitialized
 from grasp_core.seeds import derive_seed
 from grasp_core.tasks import Batch
+from tests.configs import grasp_alone
 
 
 @pytest.mark.parametrize(
@@ -56,7 +57,7 @@ def test_half_precision_is_automatic_on_cuda_only(
 
 
 def test_batches_are_laid_out_as_asked() -> None:
-    runtime = Runtime.choose(GraspConfig(device="cpu", channels_last=True))
+    runtime = Runtime.choose(grasp_alone(device="cpu", channels_last=True))
     images = Batch({"x": torch.zeros(2, 3, 4, 4)}, torch.zeros(2, dtype=torch.int64))
     rows = Batch({"x": torch.zeros(2, 5)}, torch.zeros(2, dtype=torch.int64))
 

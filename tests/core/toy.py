@@ -13,11 +13,12 @@ from torch.nn import functional as F
 from grasp_core import (
     Batch,
     CheckpointInfo,
+    FoldConfig,
     FoldReport,
-    GraspConfig,
     ModelSpec,
     Task,
     fold,
+    parse_config,
     write_checkpoint,
 )
 from grasp_core.data import SplitName
@@ -116,14 +117,15 @@ def save(
     return path
 
 
-def quick(**values: object) -> GraspConfig:
-    """A fold of a second: two batches to align on, no refinement unless asked for."""
+def quick(**values: object) -> FoldConfig:
+    """A fold of a second: GRASP alone, two batches to align on, no refinement unless asked for."""
     defaults: dict[str, object] = {
         "alignment_batches": 2,
         "alignment_batch_size": 16,
         "refine": {"epochs": 0},
     }
-    return GraspConfig.model_validate(defaults | values)
+    method = {} if "candidates" in values else {"method": "grasp"}
+    return parse_config(method | defaults | values)
 
 
 def refold(

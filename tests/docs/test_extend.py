@@ -20,7 +20,8 @@ from grasp_core import Batch, fold
 from grasp_core.errors import TargetError
 from grasp_core.kinds.image import formats
 from grasp_core.kinds.image.config import Preprocessing
-from grasp_core.methods import METHODS, parse_config
+from grasp_core.methods import METHODS
+from grasp_core.parameters import parse_config
 from scripts.markdown_code import blocks
 from tests.core.toy import CLASSES, TINY, ToyTask, nudged, quick, save, tiny_weights
 

@@ -167,7 +167,9 @@ def test_a_dry_run_scores_and_publishes_nothing(story: Story, newest: Path) -> N
     report = story.client.get(job["links"]["report"]).json()
     assert job["status"] == "succeeded"
     assert report["metrics"]["after"]["val"]["accuracy"] > 0.5
-    assert all(-1 <= p["score"] <= 1 for p in report["parameters"])
+    standing = {each["name"]: each["outcome"] for each in job["metrics"]["candidates"]}
+    assert standing == {each["name"]: each["outcome"] for each in report["candidates"]}
+    assert set(standing) == {"keep", "source", "mean", "grasp"}
     assert story.client.get("/models/merged/info").json()["version"] == 3
 
 
@@ -180,7 +182,7 @@ def test_a_killed_fold_goes_on_from_its_last_look(
     }
     path = tmp_path / "nudged.safetensors"
     write_checkpoint(path, nudged, CheckpointInfo(classes=CLASSES))
-    longer = {"refine": {"steps": 80}, "gate": {"max_drop": 1.0}}
+    longer = {"method": "source", "refine": {"steps": 80}, "gate": {"max_drop": 1.0}}
     assert story.client.patch("/models/merged", json={"merge": longer}).status_code == 200
     job_id = offer(story.client, path)["job"]["id"]
 

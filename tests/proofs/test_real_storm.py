@@ -16,7 +16,8 @@ from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
 
 from examples.digits import SPEC
-from grasp_core import GraspConfig, fold, open_task
+from grasp_core import fold, open_task
+from grasp_core.parameters import parse_config
 from registry.jobs.states import TERMINAL
 from registry.tables import Job
 from tests.proofs.cluster import Cluster
@@ -31,6 +32,7 @@ pytestmark = pytest.mark.proof
 
 REAL_WORKER = (sys.executable, "-m", "worker")
 MERGE = {
+    "method": "grasp",
     "alignment_batches": 4,
     "refine": {"epochs": 8, "lr": 1e-3},  # so long that a fault hits the fold it waited for
     "gate": {"max_drop": 1.0},  # every source counts: it is bytes that are compared
@@ -63,7 +65,7 @@ class Files:
     def replay(self, sources: Sequence[Path]) -> list[bytes]:
         """Every version of a model that folds these, in this order."""
         task = open_task(self.target, SPEC, cache_dir=self.folder / "cache")
-        config = GraspConfig.model_validate(MERGE | {"device": "cpu"})
+        config = parse_config(MERGE | {"device": "cpu"})
         merged: Path | None = None
         versions = []
         for number, source in enumerate(sources, start=1):

@@ -12,7 +12,6 @@ import pytest
 from sqlalchemy import make_url, text
 
 from grasp_core.kinds.image.config import PreprocessingOverrides
-from grasp_core.methods.grasp import GraspConfig
 from registry import models, sources, targets, versions
 from registry.blobs.base import Blob
 from registry.database import Database
@@ -22,6 +21,7 @@ from registry.jobs.states import JobStatus
 from registry.jobs.transitions import Failure
 from registry.tables import Base, Job, Model, Queue, Source, Target, Version
 from registry.versions import FoldResult
+from tests.configs import grasp_alone
 from tests.servers import serving_postgres
 
 Row = TypeVar("Row", bound=Base)
@@ -64,7 +64,7 @@ class World:
             "architecture": "mobilevit_xxs",
             "classes": ("F", "M"),
             "preprocessing": PreprocessingOverrides(),
-            "merge": GraspConfig(),
+            "merge": grasp_alone(),
             "keep_versions": None,
             "keep_sources": False,
         }

@@ -7,10 +7,10 @@ from contextlib import suppress
 import pytest
 
 from grasp_core.config import RefineConfig
-from grasp_core.methods.grasp import GraspConfig
 from registry import lookup, targets
 from registry.errors import NotFound
 from registry.tables import Job, Model, Source, Target
+from tests.configs import grasp_alone
 from tests.registry.conftest import World
 
 
@@ -160,7 +160,7 @@ def test_a_page_ends_early_where_its_rows_are_large(
 ) -> None:
     target = world.ready_target()
     frozen = RefineConfig(freeze=["x" * 100] * 20)
-    large = GraspConfig(refine=frozen)
+    large = grasp_alone(refine=frozen)
     mine = []
     for number in range(6):
         mine.append(world.add_model(target, f"model {number}", merge=large)[0].id)

@@ -9,11 +9,13 @@ from sqlalchemy import select
 
 from grasp_core.config import FoldConfig, GateConfig
 from grasp_core.kinds.image.config import PreprocessingOverrides
-from grasp_core.methods.grasp import PRESETS, GraspConfig
+from grasp_core.methods.grasp import GraspConfig
+from grasp_core.parameters import PRESETS, parse_config
 from grasp_core.spec import ModelSpec
 from registry import models, targets
 from registry.errors import NameTaken, NotFound, StillUsed
 from registry.tables import Job, Model, Source, Target, Version
+from tests.configs import grasp_alone
 from tests.registry.conftest import World, blob
 
 
@@ -44,7 +46,7 @@ def test_a_target_is_made_with_the_job_that_validates_it(world: World) -> None:
 
 def test_a_model_is_made_with_the_job_that_prepares_it(world: World) -> None:
     target = world.ready_target()
-    merge = GraspConfig(tau=0.2, gate=GateConfig(max_drop=0.1))
+    merge = grasp_alone(tau=0.2, gate=GateConfig(max_drop=0.1))
     preprocessing = PreprocessingOverrides(image_size=64)
 
     made, job = world.add_model(
@@ -53,7 +55,7 @@ def test_a_model_is_made_with_the_job_that_prepares_it(world: World) -> None:
 
     model = world.get(Model, made.id)
     assert (model.status, model.version, model.classes) == ("preparing", None, None)
-    assert GraspConfig.model_validate(model.merge) == merge
+    assert parse_config(model.merge) == merge
     assert (model.keep_versions, model.keep_sources) == (2, False)
     stored = world.job(job)
     assert (stored.kind, stored.seq, stored.id) == ("prepare", 0, model.job_id)
@@ -165,7 +167,7 @@ def test_a_model_is_deleted_whole(world: World) -> None:
 
 def merge_of(world: World, **values: object) -> Model:
     target = world.ready_target()
-    return world.add_model(target, merge=GraspConfig.model_validate(values))[0]
+    return world.add_model(target, merge=parse_config(values))[0]
 
 
 def changed_merge(world: World, model: Model, changes: dict[str, object]) -> FoldConfig:
@@ -178,10 +180,8 @@ def test_merge_parameters_change_one_by_one(world: World) -> None:
 
     changed = changed_merge(world, model, {"blend": 0.5, "refine": {"lr": 1e-4}})
 
-    assert changed == GraspConfig.model_validate(
-        {"tau": 0.2, "blend": 0.5, "refine": {"epochs": 1, "lr": 1e-4}}
-    )
-    assert model.merge == GraspConfig.model_validate(
+    assert changed == parse_config({"tau": 0.2, "blend": 0.5, "refine": {"epochs": 1, "lr": 1e-4}})
+    assert model.merge == parse_config(
         {"tau": 0.2, "refine": {"epochs": 1, "lr": 1e-3}}
     ).model_dump(mode="json")
 
@@ -204,8 +204,9 @@ def test_leaving_a_preset_keeps_its_values(world: World) -> None:
 
     changed = changed_merge(world, model, {"preset": None, "blend": 0.25})
 
-    assert isinstance(changed, GraspConfig)
-    assert (changed.preset, changed.tau, changed.blend) == (None, 0.3, 0.25)
+    (method,) = changed.candidates
+    assert isinstance(method, GraspConfig)
+    assert (changed.preset, method.tau, method.blend) == (None, 0.3, 0.25)
 
 
 def test_impossible_parameters_are_all_named(world: World) -> None:

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 from sqlalchemy import func, select, update
 
 from grasp_core.kinds.image.config import PreprocessingOverrides
-from grasp_core.methods.grasp import GraspConfig
 from registry import models, sources, targets
 from registry.blobs import open_store
 from registry.blobs.base import Blob, BlobStore
@@ -20,6 +19,7 @@ from registry.jobs import queue
 from registry.jobs.states import JobStatus
 from registry.process.settings import Settings
 from registry.tables import Base, Job, Model, Target, Version, utc_now
+from tests.configs import grasp_alone
 from tests.service.fake_folds import CLASSES, MANIFEST, STATE, read_fake_job
 from tests.worker.waiting import until
 from worker.jobs import JobReader
@@ -58,7 +58,7 @@ class Place:
             "architecture": "fake",
             "classes": CLASSES,
             "preprocessing": PreprocessingOverrides(),
-            "merge": GraspConfig(),
+            "merge": grasp_alone(),
             "keep_versions": None,
             "keep_sources": False,
         }

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from grasp_core.methods import METHODS
-from grasp_core.operations import Folded, FoldSource, Operation, ReportProgress
+from grasp_core.operations import Folded, FoldSource, Live, Operation, ReportProgress
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,7 +36,7 @@ class ShadowFold(FoldSource):
         METHODS.setdefault(SHADOW.name, SHADOW)
         died = self.work_dir / "died"
 
-        def reporting(stage: str, fraction: float, metrics: Mapping[str, float]) -> None:
+        def reporting(stage: str, fraction: float, metrics: Live) -> None:
             report(stage, fraction, metrics)
             if self.dies and metrics.get("epoch") == DIES_IN and not died.exists():
                 died.touch()

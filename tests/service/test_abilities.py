@@ -114,7 +114,7 @@ def test_who_needs_their_history_does_not_go_back_to_where_it_is_not(
     with pytest.raises(Conflict, match="could not go on from version 1") as refusal:
         go_back(place, model)
 
-    assert "merge.method" in str(refusal.value.hint)
+    assert "PATCH its merge parameters" in str(refusal.value.hint)
     assert len(place.versions(model)) == 2
     with place.database.write() as session:
         row = session.get_one(Model, model.id)

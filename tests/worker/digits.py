@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -13,14 +12,15 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from grasp_core import CheckpointInfo, GraspConfig, ModelSpec
+from grasp_core import CheckpointInfo, ModelSpec
 from grasp_core import write_checkpoint as write
 from grasp_core.data.formats import fingerprint_of, recognise
 from grasp_core.data.target import DEFAULT_LIMITS
 from grasp_core.files import sha256_file
 from grasp_core.kinds.image.config import PreprocessingOverrides
 from grasp_core.kinds.image.formats import FORMATS
-from grasp_core.operations import FoldSource, PrepareModel
+from grasp_core.operations import FoldSource, Live, PrepareModel
+from grasp_core.parameters import parse_config
 
 torch.set_num_threads(1)  # as in the children that must end in the same bytes
 
@@ -32,8 +32,9 @@ SPEC = ModelSpec(
     preprocessing=PreprocessingOverrides(image_size=32, crop_pct=1.0),
 )
 EPOCHS = 4
-CONFIG = GraspConfig.model_validate(
+CONFIG = parse_config(
     {
+        "method": "grasp",
         "alignment_batches": 2,
         "refine": {"epochs": EPOCHS, "lr": 1e-3, "batch_size": 16},
         "gate": {"max_drop": 1.0},  # weights that were never trained: nothing to lose
@@ -46,9 +47,9 @@ class Heard:
     """A callback that keeps what is reported to it."""
 
     def __init__(self) -> None:
-        self.reported: list[tuple[str, float, Mapping[str, float]]] = []
+        self.reported: list[tuple[str, float, Live]] = []
 
-    def __call__(self, stage: str, fraction: float, metrics: Mapping[str, float]) -> None:
+    def __call__(self, stage: str, fraction: float, metrics: Live) -> None:
         self.reported.append((stage, fraction, metrics))
 
     @property

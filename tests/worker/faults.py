@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import structlog
 
 from grasp_core.errors import CheckpointError, TargetError
-from grasp_core.operations import FoldSource, ReportProgress
+from grasp_core.operations import FoldSource, Live, ReportProgress
 
 
 class Unpicklable(Exception):
@@ -115,7 +114,7 @@ class PauseInEpoch:
     began: Path
 
     def run(self, report: ReportProgress) -> Any:
-        def pausing(stage: str, fraction: float, metrics: Mapping[str, float]) -> None:
+        def pausing(stage: str, fraction: float, metrics: Live) -> None:
             report(stage, fraction, metrics)
             if metrics.get("epoch") == self.epoch:
                 self.began.touch()

@@ -20,7 +20,7 @@ from worker.messages import Progressed
 from worker.observability import AttemptObserver, JobContext, Tally
 
 # What a child says in the course of a fold; metrics add up.
-FOLD: list[tuple[str, dict[str, float]]] = [
+FOLD: list[tuple[str, dict[str, float | str]]] = [
     ("load", {}),
     ("refine", {"val_accuracy": 0.5}),
     ("refine", {"epoch": 1, "loss": 0.9, "val_accuracy": 0.5}),

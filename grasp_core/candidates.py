@@ -1,0 +1,227 @@
+"""One candidate of a fold: its method merges, the result is refined, and predicts validation.
+
+It does so in a folder of its own. What is done is sealed there, and from then on only read.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from shutil import rmtree
+
+from pydantic import ValidationError
+
+from grasp_core.checkpoints import Checkpoint, open_sealed, write_sealed
+from grasp_core.config import Frozen, MethodConfig
+from grasp_core.errors import CheckpointError, ConfigError, GraspError, OutOfTime
+from grasp_core.evaluation import Predictions, predict
+from grasp_core.methods import METHODS
+from grasp_core.named_files import BASE
+from grasp_core.norms import recalibrate
+from grasp_core.refinement import Refined, Refinement, Start, choose_rates
+from grasp_core.report import MergeReport, StageRecord
+from grasp_core.state import describe_state, open_state
+from grasp_core.workbench import Workbench
+
+DONE_FILE = "done.safetensors"
+NOT_FINITE = "its outputs are not finite"
+
+
+class Done(Frozen):
+    """What became of a candidate. Its predictions lie in the same file."""
+
+    fold_id: str
+    weights: str  # the file of the best look, in the candidate's folder
+    refined: Refined
+    went_on: bool
+    predictions: str
+    stages: tuple[StageRecord, ...]
+
+
+class Candidate:
+    """A method with its parameters, at work."""
+
+    def __init__(self, bench: Workbench, name: str, parameters: MethodConfig) -> None:
+        self.name, self.parameters = name, parameters
+        self.method = METHODS[parameters.method]
+        self.bench = replace(
+            bench,
+            candidate=name,
+            work_dir=bench.work_dir / name,
+            base=bench.base if self.method.reads(BASE) else None,
+            files={n: path for n, path in bench.files.items() if self.method.reads(n)},
+            kept={},
+        )
+        self.error: GraspError | None = None  # why it is out
+        self.twin: Candidate | None = None  # another, which merged to the very same weights
+        self.went_on = True  # after the heat
+        self._start: Start | None = None
+        self._refinement: Refinement | None = None
+        self._done: Done | None = None
+        self._val: Predictions | None = None
+        self._seconds = 0.0  # in this attempt
+
+    def merge(self) -> None:
+        """Have the method merge, unless an earlier attempt has."""
+        with self._at_work():
+            self._start = Start.load(self.bench)
+            if self._start is None:
+                rmtree(self.bench.work_dir, ignore_errors=True)  # not all is left of what was there
+                self.bench.work_dir.mkdir()
+                self._start = Start.save(self.bench, self._merge())
+                return
+            self.bench.recorder.recall(self._start.stages)
+            self._recall()
+
+    def refine(self, known_rate: float | None, share: float = 1.0) -> None:
+        """Use that share of the budget; the next call goes on from there."""
+        if self._done is not None or self.error is not None:
+            return
+        with self._at_work():
+            if self._refinement is None:
+                rates = choose_rates(self.bench.config.refine, known_rate)
+                self._refinement = Refinement(self.bench, rates)
+            self._refinement.run(share)
+
+    def finish(self) -> None:
+        """Predict validation, and seal what came of it."""
+        if self._done is not None or self._refinement is None or self.error is not None:
+            return
+        with self._at_work(), self.bench.recorder.stage("predict"):
+            self._load(self._refinement.best_file)
+            self._val = self._predict()
+        if self._val is None:
+            return
+        self._done = Done(
+            fold_id=self.bench.fold_id,
+            weights=self._refinement.best_file,
+            refined=self.refined,
+            went_on=self.went_on,
+            predictions=self._val.describe(),
+            stages=self.stages,
+        )
+        metadata = {"done": self._done.model_dump_json()}
+        write_sealed(self.bench.work_dir / DONE_FILE, self._val.tensors(), metadata)
+
+    def load(self) -> None:
+        """Put its refined weights into the module."""
+        assert self._done is not None  # noqa: S101 - only then there are some
+        self._load(self._done.weights)
+
+    @property
+    def merged(self) -> MergeReport:
+        """What its method did; nothing, where it refused."""
+        return self._start.merge if self._start else MergeReport()
+
+    @property
+    def weights(self) -> str | None:
+        """A digest of what it merged to."""
+        return self._start.weights if self._start else None
+
+    @property
+    def refined(self) -> Refined:
+        if self.twin is not None:
+            return self.twin.refined
+        if self._done is not None:
+            return self._done.refined
+        return self._refinement.describe() if self._refinement else Refined()
+
+    @property
+    def val(self) -> Predictions | None:
+        """None: it is out, or not done."""
+        return self.twin.val if self.twin else self._val
+
+    @property
+    def predictions(self) -> Predictions:
+        """The same, of one that is in the race."""
+        assert self.val is not None  # noqa: S101
+        return self.val
+
+    @property
+    def stages(self) -> tuple[StageRecord, ...]:
+        return self.bench.recorder.stages_of(self.name)
+
+    @property
+    def likelihood(self) -> float:
+        """By which it is judged."""
+        return self.val.mean_log_likelihood if self.val else -math.inf
+
+    @property
+    def reason(self) -> str | None:
+        """Why it is out of the race; None: it is not."""
+        if self.twin is not None:
+            return self.twin.reason
+        if self.error is not None:
+            return self.error.message
+        return NOT_FINITE if self.val and not math.isfinite(self.likelihood) else None
+
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """What its method refuses, and what takes too long, puts it out of the race."""
+        limit = self.bench.config.candidate_seconds
+        begin = time.monotonic()
+        try:
+            left = None if limit is None else limit - self._seconds
+            with self.bench.recorder.candidate(self.name, left):
+                yield
+        except (ConfigError, OutOfTime) as error:
+            self.error = error
+        self._seconds += time.monotonic() - begin
+
+    def _merge(self) -> MergeReport:
+        """Leave the merged weights in the module, and put the method's next state aside."""
+        self._require_files()
+        path = self.bench.files.get(self.method.state_name)
+        state = open_state(path, self.method) if path else None
+        first = self.bench.merged is None
+        if state is None:
+            self.method.require_beginning(first=first)
+        merge = self.method.merge(self.bench, self.parameters, state)
+        if merge.state is not None:
+            if self.method.state is None:
+                raise ConfigError(f"{self.method.name} returns a state and declares none")
+            self.bench.keep(self.method.state_name, merge.state, describe_state(self.method))
+        if self.bench.config.norm_stats == "recalibrate":
+            with self.bench.recorder.stage("recalibrate"):
+                recalibrate(self.bench)
+        return MergeReport(
+            parameters=merge.parameters,
+            details=merge.details,
+            begins=self.method.state is not None and state is None and not first,
+            files=tuple(self.bench.kept.values()),
+        )
+
+    def _require_files(self) -> None:
+        hint = "give its weights, or choose another method"
+        self.method.require_base(given=self.bench.base is not None, hint=hint)
+        if self.method.state is not None and not self.bench.remembers:
+            name = self.method.state_name
+            raise ConfigError(
+                f"{self.method.name} remembers something from one fold to the next, and has nowhere"
+                " to write it",
+                hint=f"give a files_output; its {name} is one of the next fold's files",
+            )
+
+    def _predict(self) -> Predictions:
+        bench = self.bench
+        size = bench.config.refine.batch_size
+        return predict(bench.model, bench.task, "val", bench.runtime, size)
+
+    def _load(self, file: str) -> None:
+        self.bench.load(Checkpoint(self.bench.work_dir / file))
+
+    def _recall(self) -> None:
+        """What an earlier attempt at the very same fold has sealed, if it is whole."""
+        try:
+            saved = open_sealed(self.bench.work_dir / DONE_FILE)
+            done = Done.model_validate_json(saved.metadata.get("done", ""))
+            open_sealed(self.bench.work_dir / done.weights)
+        except (CheckpointError, ValidationError):
+            return
+        if done.fold_id == self.bench.fold_id:
+            self._done, self.went_on = done, done.went_on
+            self._val = Predictions.read(done.predictions, saved)
+            self.bench.recorder.recall(done.stages)
