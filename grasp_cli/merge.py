@@ -26,14 +26,15 @@ from grasp_cli.session import INTERRUPTED, NOT_DONE, AsJson, Output, errors_in_w
 from grasp_core.config import FoldConfig, plain_words
 from grasp_core.errors import ConfigError
 from grasp_core.kinds import DEFAULT, Kind, check_augmentation, find_kind, read_options
-from grasp_core.methods import parse_config
 from grasp_core.named_files import BASE, WEIGHTS, require_name
+from grasp_core.parameters import parse_config
 from grasp_core.spec import ModelSpec
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from grasp_cli.offline import Outcome
+    from grasp_core.operations import Folded
 
 FILE: dict[str, Any] = {"exists": True, "dir_okay": False}
 
@@ -162,7 +163,7 @@ def merge(
 def _print_outcomes(
     out: Output, outcomes: Sequence[Outcome], output: Path, report: Path | None
 ) -> None:
-    accepted = [outcome for outcome in outcomes if outcome.status == "accepted"]
+    accepted = [outcome for outcome in outcomes if outcome.version]
     newest = accepted[-1] if accepted else None
     result = {
         "path": str(output) if newest else None,
@@ -175,12 +176,20 @@ def _print_outcomes(
         report.write_text(json.dumps({**result, "reports": folds}, indent=2, ensure_ascii=False))
     out.print_result(result, lambda: _table(outcomes))
     for outcome in outcomes:
-        if outcome.status == "rejected" and outcome.folded:
-            out.print_text(f"{outcome.source.given.name} was rejected: {outcome.folded.reason}")
+        if outcome.folded and (said := _explain(outcome.status, outcome.folded)):
+            out.print_text(f"{outcome.source.given.name}{said}")
     if newest is None:
         out.print_note(f"nothing was accepted; {output} is as it was")
         raise typer.Exit(NOT_DONE)
     out.print_text(f"{output}: version {newest.version}")
+
+
+def _explain(status: str, folded: Folded) -> str | None:
+    """Why it was refused, or what it was worth."""
+    if status == "rejected":
+        return f" was rejected: {folded.reason}"
+    sentence = folded.metrics.sentence
+    return sentence and f": {sentence}"
 
 
 def _table(outcomes: Sequence[Outcome]) -> RenderableType:

@@ -20,8 +20,9 @@ from rich.progress import (
 )
 
 from grasp_cli.session import INTERRUPTED, NOT_DONE, Output, Session, console
-from grasp_cli.tables import accuracy, change
+from grasp_cli.tables import accuracy, candidates_table, change
 from grasp_client import files
+from grasp_core.report import Figures
 
 if TYPE_CHECKING:
     from grasp_client import Job
@@ -97,10 +98,12 @@ def stage_bar(output: Output, label: str) -> Iterator[ShowStage]:
 
         def show(stage: str, fraction: float, metrics: Mapping[str, Any]) -> None:
             nonlocal last
-            if bars.disable and stage != last:
-                output.print_note(f"{label}: {stage}")
-            last = stage
-            where = f"{stage}{_trial(stage, metrics)}"
+            candidate = metrics.get("candidate")
+            where = f"{candidate}: {stage}" if candidate else stage
+            if bars.disable and where != last:
+                output.print_note(f"{label}: {where}")
+            last = where
+            where += _trial(stage, metrics)
             bars.update(task, completed=fraction, stage=escape(where), figures=_figures(metrics))
 
         yield show
@@ -159,6 +162,9 @@ def wait_for(session: Session, job_id: str, label: str, *, every_state: bool = F
         session.print_note(f"{label} goes on: `grasp watch {job_id}` looks at it again")
         raise typer.Exit(INTERRUPTED) from None
     session.print_text(f"{label}: {outcome(job)}")
+    candidates = Figures.model_validate(job.metrics).candidates
+    if job.kind == "dry_run" and len(candidates) > 1:
+        session.print_table(candidates_table(candidates))
     return job
 
 
@@ -171,7 +177,9 @@ def outcome(job: Job) -> str:
     """How it ended, in a line, and what to do about it in another."""
     if job.succeeded:
         made = f"version {job.version}" if job.version else _verdict(job)
-        return ", ".join((made, *_measured(job.metrics)))
+        measured = ", ".join((made, *_measured(job.metrics)))
+        sentence = Figures.model_validate(job.metrics).sentence
+        return measured + (f"\n  {sentence}" if sentence else "")
     if job.error is None:
         return job.status
     hint = GATE_HINT.format(job=job) if job.error.code == "gate_rejected" else job.error.hint
@@ -183,6 +191,8 @@ def _verdict(job: Job) -> str:
     verdict = job.verdict
     if verdict is None:
         return "done"
+    if verdict.outcome == "kept":
+        return "would leave the weights as they are"
     if verdict.accepted:
         return "would be accepted"
     counts = verdict.change

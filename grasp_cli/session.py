@@ -58,7 +58,7 @@ class Output:
         if self.as_json:
             self.print_json(data, indent=2)
         else:
-            console().print(shown(), crop=False)
+            self.print_table(shown())
 
     def print_line(self, data: Any, shown: str) -> None:
         """The same where both are a line."""
@@ -74,6 +74,11 @@ class Output:
         """The result, for people alone."""
         if not self.as_json:
             typer.echo(text)
+
+    def print_table(self, shown: RenderableType) -> None:
+        """The same, of what is no plain text."""
+        if not self.as_json:
+            console().print(shown, crop=False)
 
     def print_note(self, text: str) -> None:
         """Something beside the result."""

@@ -15,6 +15,7 @@ from rich.text import Text
 if TYPE_CHECKING:
     from grasp_client import Grasp, Job, Model, Source, Target, Version
     from grasp_client.protocol import Sensitivity
+    from grasp_core.report import Runner
 
 COLOURS = {
     "ready": "green",
@@ -24,6 +25,8 @@ COLOURS = {
     "validating": "cyan",
     "rejected": "yellow",
     "cancelled": "yellow",
+    "won": "green",
+    "out": "yellow",
     "failed": "red",
 }
 UNITS = ("B", "KB", "MB", "GB", "TB")
@@ -112,6 +115,23 @@ def versions_table(versions: Sequence[Version], best: int | None) -> Rows | Text
     )
     columns = ("version", "val", "test", "", "from", "size", "sha256", "made")
     return listed(columns, rows, "no versions yet: the first source that is folded makes one")
+
+
+def candidates_table(candidates: Sequence[Runner]) -> Rows | Text:
+    """What ran against each other, on validation."""
+    rows = (
+        (
+            each.name,
+            status(each.outcome),
+            "-" if each.log_likelihood is None else f"{each.log_likelihood:.4f}",
+            "-" if each.accuracy is None else f"{each.accuracy:.4f}",
+            gain.in_points() if each.gain and (gain := each.gain.accuracy) else "-",
+            f"as {each.same_as}" if each.same_as else each.reason or "",
+        )
+        for each in candidates
+    )
+    columns = ("candidate", "outcome", "log-likelihood", "accuracy", "over keep", "")
+    return listed(columns, rows, "no candidates")
 
 
 def provenance_table(provenance: Mapping[str, Any]) -> Rows | Text:

@@ -169,13 +169,13 @@ class Change(BaseModel):
 class Verdict(BaseModel):
     """What the gate says of a fold, or of one that only tries."""
 
-    outcome: str  # accepted or rejected
+    outcome: str  # accepted, rejected, or kept: the weights stay as they were
     reason: str | None = None
     change: Change | None = None  # on validation
 
     @property
     def accepted(self) -> bool:
-        return self.outcome == "accepted"
+        return self.outcome != "rejected"
 
 
 class Sensitivity(BaseModel):

@@ -7,15 +7,37 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Event, Thread
 
+from grasp_core.report import Difference, Differences, Figures, Runner, Worth
 from registry.jobs import queue
 from registry.jobs.queue import Lease
 from registry.tables import Job, Source, utc_now
 from tests.app.world import World
 
+RACE = Figures(
+    candidates=(
+        Runner(name="keep", outcome="lost", accuracy=0.9, log_likelihood=-0.5),
+        Runner(name="source", outcome="out", reason="its outputs are not finite"),
+        Runner(
+            name="mean",
+            outcome="won",
+            accuracy=0.92,
+            log_likelihood=-0.25,
+            gain=Differences(accuracy=Difference(mean=0.02, error=0.01), log_likelihood=None),
+        ),
+        Runner(name="grasp", outcome="lost", same_as="keep", accuracy=0.9, log_likelihood=-0.5),
+    ),
+    worth=Worth(
+        effectiveness=0.25,
+        informativeness=1.28,
+        test=Differences(accuracy=Difference(mean=0.018, error=0.007), log_likelihood=None),
+    ),
+)
+
 
 @dataclass
 class Hand(World):
-    """Takes up every job. A source called bad… is rejected, one called broken… fails."""
+    """Takes up every job. A source called bad… is rejected, one called broken… fails; one that is
+    called race… was taken in several ways."""
 
     stopped: Event = field(default_factory=Event)
     lease: Lease | None = None  # the job that is being worked on
@@ -48,7 +70,8 @@ class Hand(World):
         elif kind == "prepare":
             self.prepare()
         elif kind == "dry_run":
-            self.try_out(refused=source.startswith("bad"))
+            metrics = RACE.model_dump(mode="json") if source.startswith("race") else None
+            self.try_out(refused=source.startswith("bad"), metrics=metrics)
         elif source.startswith("bad"):
             self.reject()
         elif source.startswith("broken"):

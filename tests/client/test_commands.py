@@ -132,6 +132,26 @@ class TestPush:
         refused = "bad: would be refused: 42 of 100 lost, 1 gained\n"
         assert bad.stdout == failed.stdout == refused
 
+    def test_a_dry_run_shows_what_ran_against_each_other(
+        self, run: Run, world: World, model: str, source: Path
+    ) -> None:
+        with working(world):
+            result = run("push", model, source, "--name", "race", "--dry-run", "--wait")
+
+        made, sentence, *table = result.stdout.splitlines()
+        assert made == "race: would be accepted"
+        assert sentence == (
+            "  +1.8 points on test over doing without it (0.4 to 3.2); mean won over keep"
+        )
+        assert [line.split() for line in table if line.strip()] == [
+            ["candidate", "outcome", "log-likelihood", "accuracy", "over", "keep"],
+            ["─" * len(table[2].strip())],
+            ["keep", "lost", "-0.5000", "0.9000", "-"],
+            ["source", "out", "-", "-", "-", "its", "outputs", "are", "not", "finite"],
+            ["mean", "won", "-0.2500", "0.9200", "+2.0", "points", "(0.0", "to", "4.0)"],
+            ["grasp", "lost", "-0.5000", "0.9000", "-", "as", "keep"],
+        ]
+
     def test_what_would_be_refused_is_known_when_a_dry_run_has_ended(
         self, run: Run, model: str, source: Path
     ) -> None:
