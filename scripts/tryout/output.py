@@ -2,16 +2,20 @@
 
 `…` stands for anything. A decimal or a per cent on a page was measured, on one processor: any other
 number will do, however many digits it has; but what looks like an accuracy, with three digits or
-four, must be near. Ids, digests and times are compared by their shape, white space not at all;
-everything else, whole numbers too, must be as it is written. An id that the page shows stands for
-the one that came instead of it, from then on.
+four, must be near. A race of candidates may have another winner. Ids, digests and times are
+compared by their shape, white space not at all; everything else, whole numbers too, must be as it
+is written. An id that the page shows stands for the one that came instead of it, from then on.
 """
 
 import re
 
 ID = r"\b(?:tgt|mdl|src|job|upl|wrk|key)_[0-9a-z]{26}\b"
+RACE = (
+    r"(?:[+-]\d+\.\d points on test over doing without it \([-\d. to]+\); )?"
+    r"\w+ won over \w+(?:, \w+)*|no candidate was better: the weights stay as they were"
+)
 TOKENS = re.compile(
-    rf"(?P<anything>…)|(?P<id>{ID})|(?P<digest>\b[0-9a-f]{{12,64}}\b)"
+    rf"(?P<anything>…)|(?P<race>{RACE})|(?P<id>{ID})|(?P<digest>\b[0-9a-f]{{12,64}}\b)"
     r"|(?P<time>\d{4}-\d\d-\d\dT[\d:.]+Z)"
     r"|(?P<measured>(?<![\d.])\d+\.\d+(?!\.?\d)|\d+(?=\s?%))|(?P<space>\s+)"
 )
@@ -22,6 +26,7 @@ SHAPES = {
     "anything": r".*?",
     "digest": r"[0-9a-f]+",
     "time": r"\d{4}-\d\d-\d\dT[\d:.]+Z",
+    "race": f"(?:{RACE})",
     "measured": r"\d+(?:\.\d+)?(?:e[+-]\d+)?",  # 100.4 may be printed as 100, 0.00001 as 1e-05
     "space": r"\s*",
 }

@@ -58,6 +58,11 @@ def test_commands_that_would_be_passed_over_are_refused(block: str) -> None:
         ("sha256 9f86d081884c7d659a2f", "sha256 0000000000000000abcd"),
         ("at 2026-01-31T12:00:00Z", "at 2027-02-01T01:02:03.456Z"),
         ("done", "\x1b[32mdone\x1b[0m\r\n"),
+        (
+            "v2\n  +1.8 points on test over doing without it (-0.4 to 3.1); mean won over keep",
+            "v2\n  keep won over grasp, source, mean\n",
+        ),
+        ("source won over keep", "no candidate was better: the weights stay as they were"),
         (f"{JOB} {JOB}", f"{OTHER} {OTHER}"),
     ],
 )
