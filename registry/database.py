@@ -1,5 +1,6 @@
 """Sessions on SQLite or PostgreSQL, and the migrations that bring either up to date."""
 
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ TIMEOUT_MS = 30_000  # for any statement; a lock that takes longer is an error, 
 # A process that is frozen in the midst of a transaction keeps its locks no longer than this.
 LET_GO = text("SET LOCAL idle_in_transaction_session_timeout = 30000")
 BUSY_SECONDS = 30  # how long a writer waits for SQLite's single write lock
+BUSY_STEP_S = 0.05  # between two tries, where SQLite itself does not wait
 REVISION = text("SELECT version_num FROM alembic_version")
 WRITE_NOTHING = text("UPDATE alembic_version SET version_num = version_num WHERE 1 = 0")
 READ_ONLY_POSTGRES = "25006"  # read_only_sql_transaction
@@ -218,8 +220,22 @@ def _create_engine(url: str, pool: int) -> Engine:
 
 def _set_up_sqlite(connection: Any, _record: object) -> None:
     connection.isolation_level = None  # we begin transactions ourselves, see _begin_sqlite
-    for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
+    _write_ahead(connection)
+    for pragma in ("synchronous = FULL", "foreign_keys = ON"):
         connection.execute(f"PRAGMA {pragma}")
+
+
+def _write_ahead(connection: Any) -> None:
+    """SQLite does not wait for others here, who may be making the same new file."""
+    until = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                raise
+            time.sleep(BUSY_STEP_S)
 
 
 def _begin_sqlite(connection: Connection) -> None:

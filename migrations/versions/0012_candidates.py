@@ -1,5 +1,8 @@
 """The methods of a model's candidates, by which a worker that has them is found."""
 
+from collections.abc import Iterable
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -10,6 +13,12 @@ depends_on = None
 
 DEFAULT = "grasp"  # of parameters that do not say
 models = sa.table("models", sa.column("id"), sa.column("merge", sa.JSON))
+
+
+def methods_of(merge: dict[str, Any]) -> Iterable[str]:
+    """There are several where this was downgraded before."""
+    candidates = merge.get("candidates", [merge])
+    return dict.fromkeys(candidate.get("method", DEFAULT) for candidate in candidates)
 
 
 def upgrade() -> None:
@@ -28,7 +37,7 @@ def upgrade() -> None:
     rows = op.get_bind().execute(sa.select(models)).all()
     op.bulk_insert(
         methods,
-        [{"model_id": row.id, "method": row.merge.get("method", DEFAULT)} for row in rows],
+        [{"model_id": row.id, "method": name} for row in rows for name in methods_of(row.merge)],
     )
 
 

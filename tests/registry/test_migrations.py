@@ -2,9 +2,11 @@
 
 import multiprocessing
 import shutil
+import sqlite3
 from collections.abc import Callable, Iterator
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import psutil
@@ -14,9 +16,11 @@ from alembic.migration import MigrationContext
 from sqlalchemy import Inspector, event, inspect, select, text
 from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError
 
+from grasp_core.parameters import parse_config
 from registry import database as database_module
 from registry.database import MIGRATIONS, Database, explain, is_read_only
-from registry.tables import Base, Source, Version
+from registry.tables import Base, Model, ModelMethod, Source, Version
+from tests.configs import grasp_alone
 from tests.registry.conftest import World, blob
 
 # What a later change of a table does on SQLite: copy it, drop it, rename the copy.
@@ -125,6 +129,29 @@ def test_bases_and_states_become_files_and_are_columns_again(world: World) -> No
     assert world.rows() == before
 
 
+def test_methods_of_candidates_are_found_by_what_models_were_made_with(world: World) -> None:
+    several = parse_config({"candidates": ["keep", {"method": "grasp", "tau": 0.2}]})
+    expected = {
+        world.ready_model("one", merge=grasp_alone()).id: ["grasp"],
+        world.ready_model("mean", merge=parse_config({"method": "mean"})).id: ["mean"],
+        world.ready_model("several", merge=several).id: ["grasp", "keep"],
+    }
+    silent = world.ready_model("silent").id
+    with world.database.write() as session:
+        session.get_one(Model, silent).merge = {"tau": 0.3}  # as the first release wrote it
+
+    world.database.downgrade("0011")
+    world.database.migrate()
+
+    with world.database.read() as session:
+        rows = session.execute(
+            select(ModelMethod.model_id, ModelMethod.method).order_by(ModelMethod.method)
+        ).all()
+    found = {model: [row.method for row in rows if row.model_id == model] for model in expected}
+    assert found == expected
+    assert [row.method for row in rows if row.model_id == silent] == ["grasp"]
+
+
 def test_nothing_is_done_to_a_database_that_is_up_to_date(world: World) -> None:
     world.ready_model()
     before = world.rows()
@@ -212,6 +239,24 @@ def copied_scripts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     monkeypatch.setattr(database_module, "MIGRATIONS", scripts)
     return scripts
+
+
+def test_whoever_comes_while_a_new_file_is_made_waits(tmp_path: Path) -> None:
+    path = tmp_path / "grasp.db"
+    maker = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    maker.execute("BEGIN IMMEDIATE")
+    maker.execute("CREATE TABLE things (id)")
+    database = Database(f"sqlite:///{path}")
+    done = Timer(0.3, maker.execute, ["COMMIT"])
+    done.start()
+
+    with database.engine.connect() as connection:
+        mode = connection.execute(text("PRAGMA journal_mode")).scalar_one()
+
+    assert mode == "wal"
+    done.join()
+    maker.close()
+    database.close()
 
 
 def test_a_database_that_cannot_be_written_is_known_as_such(empty: Database) -> None:
