@@ -66,9 +66,13 @@ def test_a_storm_loses_nothing_and_doubles_nothing(
 
 
 def make_offers(models: list[str], count: int) -> list[Offer]:
-    """To each model in turn."""
+    """To each model in turn; every fifth leaves the weights as they were."""
     names = [f"source-{number}" for number in range(count)]
     return [
-        Offer(models[number % len(models)], name, checkpoint(name, ticks=10))
+        Offer(
+            models[number % len(models)],
+            name,
+            checkpoint(name, ticks=10, useless=number % 5 == 4, remembered=True),
+        )
         for number, name in enumerate(names)
     ]

@@ -35,6 +35,7 @@ from grasp_core.report import (
     Figures,
     FoldVerdict,
     NamedFile,
+    Outcome,
     SplitAccuracies,
     StageRecord,
 )
@@ -60,13 +61,17 @@ MANIFEST = Manifest(
 )
 
 
-def checkpoint(label: str, *deeds: str, ticks: int = 3, remembered: bool = False) -> bytes:
+def checkpoint(
+    label: str, *deeds: str, ticks: int = 3, remembered: bool = False, useless: bool = False
+) -> bytes:
     """A source. Its fold's first attempt does the first of `deeds`, and so on; then all is well.
 
-    What is `remembered` of it becomes part of the version's state.
+    What is `remembered` of it becomes part of the version's state. One that is `useless` leaves the
+    weights as they were, where there are some.
     """
     metadata = {"deeds": ",".join(deeds), "ticks": str(ticks)}
     metadata |= {"remembered": "yes"} if remembered else {}
+    metadata |= {"useless": "yes"} if useless else {}
     return safetensors(hashlib.sha256(label.encode()).digest(), metadata)
 
 
@@ -85,8 +90,15 @@ def read_metadata(data: bytes) -> dict[str, str]:
     return metadata
 
 
+def leaves(merged: bytes | None, source: bytes) -> bool:
+    """Whether the weights stay as they were."""
+    return merged is not None and "useless" in read_metadata(source)
+
+
 def merge(merged: bytes | None, source: bytes, version: int) -> bytes:
     """What folding `source` into `merged` must give."""
+    if merged is not None and leaves(merged, source):
+        return merged
     parts = (hashlib.sha256(part).digest() for part in (merged or b"", source))
     return safetensors(hashlib.sha256(b"".join(parts) + str(version).encode()).digest())
 
@@ -167,10 +179,11 @@ class FakeFold(FoldSource):
             time.sleep(TICK_S)
             if tick == ticks // 2 and deed is not None:
                 self._do(deed)
-        made = {"weights": merge(self._read("weights"), source, self.version)}
+        merged = self._read("weights")
+        made = {"weights": merge(merged, source, self.version)}
         if "remembered" in metadata:
             made[STATE] = remember(self._read(STATE), self._read("base"), source)
-        return self._write(made, begun)
+        return self._write(made, begun, "kept" if leaves(merged, source) else "accepted")
 
     def _begun(self) -> int:
         """How many attempts were begun before: the work folder goes from one to the next."""
@@ -202,7 +215,7 @@ class FakeFold(FoldSource):
     def _read(self, name: str) -> bytes | None:
         return self.files[name].read_bytes() if name in self.files else None
 
-    def _write(self, made: Mapping[str, bytes], begun: int) -> Folded:
+    def _write(self, made: Mapping[str, bytes], begun: int, outcome: Outcome) -> Folded:
         for name, content in made.items():
             with atomic_write(self.output / name) as file:
                 file.write(content)
@@ -212,13 +225,13 @@ class FakeFold(FoldSource):
             report=json.dumps(
                 {
                     "schema": 2,
-                    "outcome": "accepted",
+                    "outcome": outcome,
                     "begun_before": begun,
                     "stages": [{"name": "refine", "seconds": TICK_S, "peak_bytes": 1}],
                 }
             ),
-            verdict=FoldVerdict(outcome="accepted"),
-            method=METHOD,
+            verdict=FoldVerdict(outcome=outcome),
+            method=None if outcome == "kept" else METHOD,
             stages=(StageRecord(name="refine", seconds=TICK_S, peak_bytes=1),),
             files=tuple(
                 NamedFile(name=n, sha256=hashlib.sha256(made[n]).hexdigest(), size=len(made[n]))

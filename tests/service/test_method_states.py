@@ -11,7 +11,7 @@ from registry.blobs.collection import collect_blobs
 from registry.blobs.damage import scrub
 from registry.tables import Model, utc_now
 from registry.versions import rollback
-from tests.service.fake_folds import checkpoint, remember, states
+from tests.service.fake_folds import chain, checkpoint, remember, states
 from tests.service.place import Place, codes
 from worker.loop import Worker
 
@@ -51,6 +51,30 @@ def test_a_fold_that_remembers_nothing_leaves_none(place: Place, worker: Worker)
     [first] = states(SOURCES[:1])
     [anew] = states(SOURCES[1:2])
     assert place.states(model) == [first, None, anew]
+
+
+def test_weights_that_stay_as_they_were_make_a_version_with_what_is_remembered(
+    place: Place, worker: Worker
+) -> None:
+    model = place.ready_model(keep_versions=1)
+    useless = checkpoint("useless", remembered=True, useless=True)
+    sources = [SOURCES[0], useless, SOURCES[1]]
+    for source in sources[:2]:
+        place.offer(model, source)
+
+    worker.drain()
+
+    first, second = place.versions(model)
+    assert second.sha256 == first.sha256
+    assert (second.parent, second.method) == (1, first.method)
+    assert place.states(model) == [None, states(sources[:2])[-1]]  # as only one is kept
+    assert second.pruned_at is None
+    kept = place.store.fetch(second.sha256)  # which the version that was pruned had, too
+    assert hashlib.sha256(kept.read_bytes()).hexdigest() == second.sha256
+    place.offer(model, sources[2])
+    worker.drain()
+    assert place.hashes(model) == chain(sources)
+    assert not any(report.problem for report in scrub(place.database, place.store))
 
 
 def test_who_goes_back_goes_on_from_the_state_of_then(place: Place, worker: Worker) -> None:
