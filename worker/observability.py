@@ -159,7 +159,7 @@ class AttemptObserver:
         self.tally = tally
         self._kind = kind
         self._span = span
-        self._stage = FIRST_STAGE
+        self._work: tuple[str | None, str] = (None, FIRST_STAGE)
         self._stage_span = start_child(span, FIRST_STAGE)
         self._newest: Progressed | None = None
         self._began = self._logged = time.monotonic()
@@ -167,22 +167,28 @@ class AttemptObserver:
     def close(self) -> None:
         self._stage_span.end()
 
-    def enter(self, stage: str) -> None:
-        """A stage begins; the one before it is over."""
-        if stage != self._stage:
-            self._stage = stage
+    def enter(self, stage: str, candidate: str | None = None) -> None:
+        """A stage begins, of one candidate or of all; the one before it is over."""
+        if (candidate, stage) != self._work:
+            self._work = candidate, stage
             self._stage_span.end()
             self._stage_span = start_child(self._span, stage)
+            set_attributes(self._stage_span, {"grasp.candidate": candidate})
 
     def progressed(self, progress: Progressed) -> None:
         before, self._newest = self._newest, progress
         if before is not None and _epoch_of(before) not in (None, _epoch_of(progress)):
             accuracy = progress.metrics.get("val_accuracy")  # measured when the epoch was over
             loss = before.metrics.get("loss")
-            self._log("epoch", epoch=_epoch_of(before), loss=loss, val_accuracy=accuracy)
-        if progress.stage != self._stage:
-            self._log("stage", stage=progress.stage, progress=round(progress.fraction, 2))
-        self.enter(progress.stage)
+            candidate = _candidate_of(before)
+            epoch = {"epoch": _epoch_of(before), "loss": loss, "val_accuracy": accuracy}
+            self._log("epoch", candidate=candidate, **epoch)
+        candidate, stage = _candidate_of(progress), progress.stage
+        if (candidate, stage) != self._work:
+            self._log(
+                "stage", stage=stage, candidate=candidate, progress=round(progress.fraction, 2)
+            )
+        self.enter(stage, candidate)
 
     def recorded(self, operation: Operation, result: Result) -> None:
         """Its result lasts."""
@@ -250,6 +256,12 @@ class AttemptObserver:
         due = now - self._logged > SPARSE_S
         self._logged = now if due else self._logged
         (log.info if due else log.debug)(event, **_known(figures))
+
+
+def _candidate_of(progress: Progressed) -> str | None:
+    """Whose turn it is; None: it is the fold as a whole."""
+    candidate = progress.metrics.get("candidate")
+    return None if candidate is None else str(candidate)
 
 
 def _epoch_of(progress: Progressed) -> int | None:

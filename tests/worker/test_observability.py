@@ -135,4 +135,32 @@ def test_stages_follow_one_another_as_spans(log: Log, monkeypatch: pytest.Monkey
     stages = exporter.get_finished_spans()  # in the order of their ends, each once
     assert [stage.name for stage in stages] == ["start", "load", "refine", "evaluate", "publish"]
     for stage in stages:
+        assert "grasp.candidate" not in (stage.attributes or {})
         assert stage.parent == span.get_span_context()
+
+
+def test_each_candidate_has_stages_of_its_own(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observability, "SPARSE_S", -1.0)
+    exporter, provider = InMemorySpanExporter(), TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    tracer = provider.get_tracer("test")
+    monkeypatch.setattr(tracing, "_tracer", tracer)
+    observer = AttemptObserver("fold", tracer.start_span("fold"), Tally())
+
+    for candidate in ("keep", "source"):
+        observer.progressed(Progressed("refine", 0.5, {"candidate": candidate}))
+    observer.progressed(Progressed("evaluate", 0.9, {}))
+    observer.close()
+
+    stages = [
+        (stage.name, (stage.attributes or {}).get("grasp.candidate"))
+        for stage in exporter.get_finished_spans()
+    ]
+    assert stages == [
+        ("start", None),
+        ("refine", "keep"),
+        ("refine", "source"),
+        ("evaluate", None),
+    ]
+    told = [(line["stage"], line.get("candidate")) for line in log.lines]
+    assert told == [("refine", "keep"), ("refine", "source"), ("evaluate", None)]
