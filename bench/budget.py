@@ -49,8 +49,11 @@ TEST = 2000
 MILD_DOMAINS, OF_EACH, PER_SOURCE, SOURCES = 6, 700, 2000, 3
 ANCESTOR_STEPS, SOURCE_STEPS = 400, 200
 
-BEFORE: Mapping[str, Any] = {"refine": {"schedule": "epoch", "epochs": 3, "lr": 5e-5}}
-BUDGETS: dict[str, Mapping[str, Any]] = {"before": BEFORE, "now": {}}
+BEFORE: Mapping[str, Any] = {
+    "method": "grasp",
+    "refine": {"schedule": "epoch", "epochs": 3, "lr": 5e-5},
+}
+BUDGETS: dict[str, Mapping[str, Any]] = {"before": BEFORE, "now": {"method": "grasp"}}
 
 Images = NDArray[np.uint8]
 

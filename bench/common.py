@@ -39,7 +39,7 @@ from grasp_core.tasks import Augmentation, Batch, open_task
 torch.set_num_threads(1)
 
 MB = 1e6
-M_MMAP_THRESHOLD, MAPPED_BYTES = -3, 2**18  # malloc.h: blocks this large get a mapping of their own
+M_MMAP_THRESHOLD, MAPPED_BYTES = -3, 2**14  # malloc.h: blocks this large get a mapping of their own
 P = ParamSpec("P")
 T = TypeVar("T")
 Tensors = dict[str, Tensor]
@@ -93,7 +93,12 @@ class Setting:
         model.load_state_dict(dict(Checkpoint(weights)))
         return model
 
-    def fold(self, config: FoldConfig, progress: ProgressCallback | None = None) -> FoldReport:
+    def fold(
+        self,
+        config: FoldConfig,
+        progress: ProgressCallback | None = None,
+        files_output: Path | None = None,
+    ) -> FoldReport:
         """This fold. Forced, since these models have learnt nothing that a gate could judge."""
         return fold(
             self.spec,
@@ -101,6 +106,7 @@ class Setting:
             InMemory.load(self.images, self.spec.classes),
             self.folder / "output.safetensors",
             merged=self.merged,
+            files_output=files_output,
             config=config,
             work_dir=self.folder / "work",
             progress=progress,
@@ -320,10 +326,12 @@ def in_fresh_process(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
 
 
 def return_freed_memory() -> None:
-    """From now on in this process, blocks go back to the system when freed (glibc only)."""
+    """What was freed goes back to the system; from now on in this process, large blocks do so at
+    once (glibc only)."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
         libc.mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES)
+        libc.malloc_trim(0)
 
 
 def say(what: str) -> None:

@@ -14,6 +14,7 @@ has a malloc that gives freed memory back at once, which is slower, and shows wh
 
     plain        fine-tuning one timm model with AdamW
     fold         this fold, whole: gradients, transfer, refinement, evaluation, publication
+    race         the same with the four candidates that are the default
     naive        two models with two sets of gradients; best epoch kept by deepcopy
     … 1-4        the same without refinement
 """
@@ -49,6 +50,7 @@ from grasp_core.config import FoldConfig, RefineConfig
 from grasp_core.folding import fold
 from grasp_core.memory import PeakMemory, private_bytes
 from grasp_core.methods.grasp import GraspConfig
+from grasp_core.parameters import parse_config
 
 SAMPLE_S = 0.001
 STEPS, EPOCHS = 3, 2  # the peak is reached in the second step, when AdamW has its moments
@@ -96,6 +98,11 @@ def config_for(
     )
 
 
+def race_for(case: Case, *, epochs: int = EPOCHS) -> FoldConfig:
+    common = config_for(case, epochs=epochs, batches=SEVERAL)
+    return common.model_copy(update={"candidates": parse_config({}).candidates})
+
+
 def measure_plain(setting: Setting) -> Usage:
     return measure(Ordinary(setting, EPOCHS).fine_tune)
 
@@ -109,26 +116,32 @@ def measure_naive_stages(setting: Setting, batches: int) -> Usage:
 
 
 def measure_fold(setting: Setting, config: FoldConfig) -> Usage:
-    return measure(lambda: setting.fold(config))
+    return measure(lambda: setting.fold(config, files_output=setting.folder / "files"))
 
 
 def measure_sequence(setting: Setting, sources: int) -> list[int]:
-    """Peaks of one fold after another, each into the version before."""
-    return_freed_memory()
+    """Peaks of one race after another, each into the version before, with what methods remember of
+    it."""
     task = InMemory.load(setting.images, setting.spec.classes)
-    config = config_for(setting.case, epochs=1)
+    config = race_for(setting.case, epochs=1)
     peaks = []
+    files: dict[str, Path] = {}
     for number in range(1, sources + 1):
+        return_freed_memory()
         with PeakMemory(torch.device("cpu"), SAMPLE_S) as peak:
-            fold(
+            report = fold(
                 setting.spec,
                 numbered(setting, "source", number),
                 task,
                 numbered(setting, "version", number),
                 merged=numbered(setting, "version", number - 1) if number > 1 else None,
+                files=files,
+                files_output=setting.folder / str(number),
                 config=config,
+                learning_rate=5e-5,
                 force=True,
             )
+        files = {file.name: setting.folder / str(number) / file.name for file in report.files}
         peaks.append(peak.bytes)
     return peaks
 
@@ -144,6 +157,7 @@ class Comparison:
     case: Case
     plain: Usage
     fold: Usage
+    race: Usage
     naive: Usage
     fold_stages: dict[int, Usage]  # by number of alignment batches
     naive_stages: dict[int, Usage]
@@ -168,6 +182,7 @@ def compare(setting: Setting) -> Comparison:
         case,
         plain=fresh("plain fine-tuning", measure_plain),
         fold=fresh("fold", measure_fold, config_for(case, batches=SEVERAL)),
+        race=fresh("race", measure_fold, race_for(case)),
         naive=fresh("naive fold", measure_naive, SEVERAL),
         fold_stages={1: one[0], SEVERAL: several[0]},
         naive_stages={1: one[1], SEVERAL: several[1]},
@@ -181,11 +196,13 @@ def ratio(a: Usage, b: Usage) -> str:
 def print_whole(results: list[Comparison]) -> None:
     rows = []
     for r in results:
-        ratios = (ratio(r.fold, r.plain), ratio(r.naive, r.plain))
-        rows.append((r.case, f"{r.plain.imports / MB:.0f}", r.plain, r.fold, r.naive, *ratios))
+        peaks = (r.plain, r.fold, r.race, r.naive)
+        ratios = (ratio(usage, r.plain) for usage in peaks[1:])
+        rows.append((r.case, f"{r.plain.imports / MB:.0f}", *peaks, *ratios))
+    names = ("fold", "race", "naive")
     print_table(
         "Whole work: peak MB; ratios, and in brackets those above the imports",
-        ("", "imports", "plain", "fold", "naive", "fold / plain", "naive / plain"),
+        ("", "imports", "plain", *names, *(f"{name} / plain" for name in names)),
         rows,
     )
 
@@ -220,7 +237,7 @@ def print_micro_batches(setting: Setting) -> None:
 
 
 def print_sequence(setting: Setting, sources: int) -> Promise:
-    """Fold many sources, one after another."""
+    """Fold many sources, one after another, each in all ways."""
     numbers = range(1, sources + 1)
     weights = initial_weights(setting.spec)
     for number in numbers:
@@ -238,11 +255,14 @@ def print_sequence(setting: Setting, sources: int) -> Promise:
 
 def promises_of(result: Comparison) -> list[Promise]:
     case = result.case
-    whole = Promise(f"{case}: fold / plain", WHOLE_LIMIT, result.fold.peak / result.plain.peak)
+    whole = [
+        Promise(f"{case}: {name} / plain", WHOLE_LIMIT, usage.peak / result.plain.peak)
+        for name, usage in (("fold", result.fold), ("race", result.race))
+    ]
     if not case.architecture.startswith("vit"):
-        return [whole]
+        return whole
     share = result.fold_stages[1].peak / result.naive_stages[1].peak
-    return [whole, Promise(f"{case}: stages 1-4, fold / naive", STAGES_LIMIT, share)]
+    return [*whole, Promise(f"{case}: stages 1-4, fold / naive", STAGES_LIMIT, share)]
 
 
 def main() -> int:

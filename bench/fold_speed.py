@@ -14,9 +14,12 @@ once.
 The whole fold stands beside the naive one: two models, two sets of gradients, deepcopy of the best
 epoch, and neither a gate, nor a baseline, nor a state to go on from after a crash.
 
+Folds of several candidates, whole, stand beside plain fine-tuning with the budget of one of them:
+one alone, the four that are the default, and those with a heat of a quarter.
+
 One thread, warmed up, in turns; ratios are medians over the turns. Stages 1-4 and their floor are
-measured in processor time, which other processes disturb less; so is refinement. A whole fold also
-waits for the disk, so there it is the clock's.
+measured in processor time, which other processes disturb less; so are refinement and races. The
+fold beside the naive one also waits for the disk, so there it is the clock's.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -40,6 +44,7 @@ from bench.common import (
 )
 from grasp_core.config import FoldConfig, RefineConfig
 from grasp_core.methods.grasp import GraspConfig
+from grasp_core.parameters import parse_config
 from grasp_core.progress import Progress
 from grasp_core.report import FoldReport
 
@@ -49,6 +54,12 @@ BATCHES = 2  # for alignment
 STEPS, EPOCHS = 4, 2
 REFINE_STEPS = 100
 REFINE_LIMIT = 1.05  # refinement / plain fine-tuning for as many steps
+RACES: dict[str, dict[str, object]] = {
+    "source alone": {"candidates": ["source"]},
+    "keep, source, mean, grasp": {},
+    "… heat 0.25": {"heat": 0.25},
+}
+AROUND = 0.3  # of plain fine-tuning: what a fold does beside refining its candidates
 
 Stages = dict[str, float]  # seconds, by name
 
@@ -140,6 +151,41 @@ def refinement_over_plain(setting: Setting, repeats: int) -> list[list[float]]:
     return turns[1:]
 
 
+def races_over_plain(setting: Setting, repeats: int) -> dict[str, list[list[float]]]:
+    """By race, per turn: processor seconds of plain fine-tuning, just before and after, and of the
+    race; their ratio; how many refinements it was."""
+    plain = Ordinary(setting, REFINE_STEPS // STEPS)
+    turns: dict[str, list[list[float]]] = {name: [] for name in RACES}
+    for turn in range(repeats):
+        before = processor_seconds(plain.train)
+        for name, race in RACES.items():
+            say(f"{setting.case}: {name}, turn {turn + 1} of {repeats}")
+            reports: list[FoldReport] = []
+            config = race_config(setting, race)
+            ours = processor_seconds(partial(run_race, setting, config, reports))
+            after = processor_seconds(plain.train)
+            theirs, before = (before + after) / 2, after
+            turns[name].append([theirs, ours, ours / theirs, refinements(reports[0])])
+    return turns
+
+
+def run_race(setting: Setting, config: FoldConfig, reports: list[FoldReport]) -> None:
+    with TemporaryDirectory(dir=setting.folder) as folder:
+        reports.append(setting.fold(config, files_output=Path(folder)))
+
+
+def race_config(setting: Setting, race: dict[str, object]) -> FoldConfig:
+    size = setting.case.batch_size
+    refine = {"steps": REFINE_STEPS, "lr": 5e-5, "batch_size": size}
+    batches = {"alignment_batches": BATCHES, "alignment_batch_size": size}
+    return parse_config({"refine": refine, **batches, **race})
+
+
+def refinements(report: FoldReport) -> float:
+    """How many whole budgets its candidates used."""
+    return sum(candidate.history[-1].step / REFINE_STEPS for candidate in report.candidates)
+
+
 def median_stages(reports: list[FoldReport]) -> Stages:
     seconds = [{stage.name: stage.seconds for stage in report.stages} for report in reports]
     return {name: median(s[name] for s in seconds) for name in seconds[0]}
@@ -172,6 +218,23 @@ def print_refinement(settings: list[Setting], repeats: int) -> list[Promise]:
     print_table(
         f"Refinement, {REFINE_STEPS} steps: processor seconds",
         ("", "plain fine-tuning", "refinement", "ratio"),
+        rows,
+    )
+    return promises
+
+
+def print_races(settings: list[Setting], repeats: int) -> list[Promise]:
+    rows, promises = [], []
+    for setting in settings:
+        for name, turns in races_over_plain(setting, repeats).items():
+            theirs, ours, ratio, budgets = medians(turns)
+            figures = (f"{theirs:.2f}", f"{ours:.2f}", f"{budgets:.2f}", f"{ratio:.2f}")
+            rows.append((setting.case, name, *figures))
+            text = f"{setting.case}: {name} / plain"
+            promises.append(Promise(text, budgets + AROUND, ratio))
+    print_table(
+        f"Whole folds of {REFINE_STEPS} steps for each candidate: processor seconds",
+        ("", "candidates", "plain fine-tuning", "fold", "budgets used", "fold / plain"),
         rows,
     )
     return promises
@@ -210,6 +273,7 @@ def main() -> int:
         settings = [prepare(c, Path(folder, c.architecture), args.data, STEPS) for c in cases]
         promises = print_stages_1_to_4(settings, args.repeats)
         promises += print_refinement(settings, max(1, args.repeats // 2))
+        promises += print_races(settings[:1], max(1, args.repeats // 2))
         print_whole(settings, max(1, args.repeats // 2))  # long, and promises nothing
     return settle(promises)
 
