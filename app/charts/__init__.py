@@ -1,5 +1,6 @@
 """Charts as SVG, drawn by pure functions: values in, text out."""
 
+from app.charts.gains import gain_bar, reach
 from app.charts.lines import Series, line_chart, sparkline
 from app.charts.parameters import Scored, score_chart
 from app.charts.provenance import (
@@ -17,9 +18,11 @@ __all__ = [
     "Series",
     "bar",
     "contributors",
+    "gain_bar",
     "layers",
     "line_chart",
     "provenance_rows",
+    "reach",
     "score_chart",
     "shade",
     "share_bar",

@@ -37,6 +37,11 @@ def decimal(value: float | None, digits: int = 3) -> str:
     return "–" if value is None else f"{value:.{digits}f}".replace("-", MINUS)
 
 
+def signed(value: float, digits: int = 3) -> str:
+    """A difference."""
+    return f"{value:+.{digits}f}".replace("-", MINUS)
+
+
 def rate(value: float) -> str:
     """With the digits that it has, and no more."""
     return f"{value:g}"
@@ -94,6 +99,7 @@ FILTERS = {
         decimal,
         rate,
         capitalize_first,
+        signed,
         size,
         duration,
         ago,

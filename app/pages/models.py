@@ -18,7 +18,14 @@ from app.pages.formatting import percent
 from app.pages.jobs import job_rows
 from app.pages.rendering import PageDep
 from app.pages.reports import Origins, flat, origins, read_report, source_names
-from app.pages.versions import accuracy, accuracy_chart, class_table, load_lineage, trend
+from app.pages.versions import (
+    accuracy,
+    accuracy_chart,
+    class_table,
+    list_gains,
+    load_lineage,
+    trend,
+)
 from app.schemas import JobRead, ModelRead, SourceRead
 from app.serializers import see, serialize_job, serialize_model, serialize_sources, serialize_target
 from app.service import ServiceDep
@@ -152,6 +159,7 @@ def model_page(model: Reference, service: ServiceDep, page: PageDep) -> HTMLResp
                 session.get_one(Target, row.target_id), GateConfig.model_validate(row.merge["gate"])
             ),
             chart=accuracy_chart(entries) if entries else None,
+            gains=list_gains(entries),
             classes=class_table(entries, row.classes or ()),
             origins=_newest_origins(session, row),
             sources=_sources(session, row),

@@ -1,6 +1,6 @@
 """A fold's report, arranged for a page: of a version, a rejected fold, or a dry run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -15,9 +15,11 @@ from app.charts import (
     Series,
     bar,
     contributors,
+    gain_bar,
     layers,
     line_chart,
     provenance_rows,
+    reach,
     score_chart,
     shade,
     share_bar,
@@ -25,7 +27,14 @@ from app.charts import (
 from app.charts.provenance import OTHERS, Row
 from app.pages.formatting import decimal, percent
 from grasp_core.methods import METHODS, list_stages
-from grasp_core.report import FoldReport, Look, Metrics, SplitMetrics
+from grasp_core.report import (
+    CandidateReport,
+    FoldReport,
+    Look,
+    Metrics,
+    SplitMetrics,
+    StageRecord,
+)
 from grasp_core.significance import wilson
 from registry.tables import Job, Source
 
@@ -38,6 +47,7 @@ MEASURES: tuple[tuple[str, str], ...] = (
 )
 MOST_CLASSES = 20  # in a confusion matrix
 MOST_PAIRS = 15
+SLOTS = 7  # colours that can be told apart
 
 
 def stage_titles() -> dict[str, str]:
@@ -66,6 +76,11 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for name, value in config.items():
         if isinstance(value, Mapping):
             found |= flat(value, f"{prefix}{name}.")
+        elif name == "candidates":
+            found[name] = ", ".join(candidate["method"] for candidate in value)
+            for candidate in value:
+                own = {key: each for key, each in candidate.items() if key != "method"}
+                found |= flat(own, f"{candidate['method']}.")
         else:
             found[f"{prefix}{name}"] = value
     return found
@@ -114,6 +129,25 @@ class Scores:
 
 
 @dataclass(frozen=True)
+class CandidateRow:
+    """One candidate, beside `keep`."""
+
+    candidate: CandidateReport
+    slot: int  # its colour
+    log_likelihood: Markup | None  # bars of what it gained; None: nothing to compare with
+    accuracy: Markup | None
+
+
+@dataclass(frozen=True)
+class Rivals:
+    """All candidates of a fold."""
+
+    sentence: str | None
+    rows: Sequence[CandidateRow]
+    charts: tuple[Markup, Markup] | None  # of their refinement
+
+
+@dataclass(frozen=True)
 class StageRow:
     name: str
     seconds: float
@@ -126,6 +160,7 @@ class ReportView:
     """All that a page shows of a report."""
 
     report: FoldReport
+    rivals: Rivals | None  # None: there was one alone
     val: Measure  # accuracy
     test: Measure
     measures: Sequence[tuple[str, Measure, Measure]]  # name, on validation, on test
@@ -162,6 +197,7 @@ def view_report(report: FoldReport, classes: Sequence[str]) -> ReportView:
 
     return ReportView(
         report=report,
+        rivals=_rivals(report),
         val=measure("val", "accuracy"),
         test=measure("test", "accuracy"),
         measures=[
@@ -180,6 +216,60 @@ def view_report(report: FoldReport, classes: Sequence[str]) -> ReportView:
 def _figure(metrics: SplitMetrics | None, split: str, name: str) -> float | None:
     found: float | None = getattr(getattr(metrics, split), name) if metrics else None
     return found
+
+
+def _rivals(report: FoldReport) -> Rivals | None:
+    if len(report.candidates) < 2:
+        return None
+    gains = [each.gain for each in report.candidates]
+    likelihoods = [gain.log_likelihood if gain else None for gain in gains]
+    accuracies = [gain.accuracy if gain else None for gain in gains]
+    halves = reach(likelihoods), reach(accuracies)
+    rows = [
+        CandidateRow(
+            candidate,
+            slot=slot % SLOTS,
+            log_likelihood=gain_bar(likelihood, halves[0], slot % SLOTS) if likelihood else None,
+            accuracy=gain_bar(accuracy, halves[1], slot % SLOTS) if accuracy else None,
+        )
+        for slot, (candidate, likelihood, accuracy) in enumerate(
+            zip(report.candidates, likelihoods, accuracies, strict=True)
+        )
+    ]
+    return Rivals(report.figures.sentence, rows, _refinements(rows))
+
+
+def _refinements(rows: Sequence[CandidateRow]) -> tuple[Markup, Markup] | None:
+    """Validation loss and accuracy, all in one chart; of those that merged to the same weights, one
+    candidate stands for the others."""
+    refined = [row for row in rows if row.candidate.history and not row.candidate.same_as]
+    if len(refined) < 2:
+        return None
+    at = sorted({look.step for row in refined for look in row.candidate.history})
+
+    def lines(figure: Callable[[Look], float | None]) -> list[Series]:
+        looks = [{look.step: figure(look) for look in row.candidate.history} for row in refined]
+        return [
+            Series(row.candidate.name, [own.get(step) for step in at], row.slot)
+            for row, own in zip(refined, looks, strict=True)
+        ]
+
+    losses, accuracies = lines(_loss_of), lines(lambda look: look.val_accuracy)
+    return (
+        line_chart("Validation loss of each candidate", "step", at, losses, format_value=decimal),
+        line_chart(
+            "Validation accuracy of each candidate",
+            "step",
+            at,
+            accuracies,
+            format_value=percent,
+            shares=True,
+        ),
+    )
+
+
+def _loss_of(look: Look) -> float | None:
+    return None if look.val_log_likelihood is None else -look.val_log_likelihood
 
 
 def _scores(report: FoldReport) -> Scores | None:
@@ -267,9 +357,15 @@ def _places(looks: Sequence[Look]) -> tuple[str, list[int]]:
 def _stages(report: FoldReport) -> list[StageRow]:
     longest = max((stage.seconds for stage in report.stages), default=0.0) or 1.0
     titles = stage_titles()
+
+    def name(stage: StageRecord) -> str:
+        title = titles.get(stage.name, stage.name)
+        alone = stage.candidate is None or len(report.candidates) < 2
+        return title if alone else f"{stage.candidate}: {title}"
+
     return [
         StageRow(
-            titles.get(stage.name, stage.name),
+            name(stage),
             stage.seconds,
             bar(stage.seconds / longest),
             stage.peak_bytes,

@@ -10,7 +10,7 @@ from markupsafe import Markup
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from app.charts import Series, line_chart, shade
+from app.charts import Series, gain_bar, line_chart, reach, shade
 from app.charts.parameters import layer_of
 from app.fields import MAX_INT, Number, Reference
 from app.pages.formatting import percent
@@ -19,7 +19,7 @@ from app.pages.reports import Measure, flat, origins, read_report, source_names,
 from app.schemas import VersionRead
 from app.serializers import serialize_model, serialize_version
 from app.service import ServiceDep
-from grasp_core.report import Figures, FoldReport
+from grasp_core.report import Difference, Figures, FoldReport
 from registry.blobs.damage import find_failure, find_version_problems, version_inputs
 from registry.lookup import find_named
 from registry.tables import Model, ProblemKind, Source, Version
@@ -49,6 +49,8 @@ class Entry:
     val_interval: tuple[float, float] | None
     test_interval: tuple[float, float] | None
     per_class: Mapping[str, float | None]  # on the validation split
+    worth: Difference | None  # what its source gained in test accuracy; None: not measured
+    sentence: str | None  # the same in words, with who won
 
     @property
     def number(self) -> int:
@@ -96,7 +98,9 @@ def _entry(
     version: Version, source: str | None, before: Entry | None, problem: ProblemKind | None
 ) -> Entry:
     val = accuracy(version.metrics, "val")
-    after = Figures.model_validate(version.metrics).after
+    figures = Figures.model_validate(version.metrics)
+    after, own = figures.after, version.rollback_of is None
+    worth = figures.worth.test if figures.worth and own else None
     earlier = before.val if before else None
     return Entry(
         version=serialize_version(version, problem),
@@ -104,11 +108,28 @@ def _entry(
         val=val,
         test=accuracy(version.metrics, "test"),
         val_change=None if val is None or earlier is None else val - earlier,
-        val_trend=trend(version.metrics) if version.rollback_of is None else "same",
+        val_trend=trend(version.metrics) if own else "same",
         val_interval=after.val.interval if after else None,
         test_interval=after.test.interval if after else None,
         per_class=per_class(version.metrics),
+        worth=worth.accuracy if worth else None,
+        sentence=figures.sentence if own else None,
     )
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What a source was worth, with a bar of it where that was measured."""
+
+    entry: Entry
+    bar: Markup | None
+
+
+def list_gains(entries: Sequence[Entry]) -> list[Gain]:
+    """In order of arrival; nothing where no source ran against doing without it."""
+    told = [entry for entry in entries if entry.sentence]
+    half = reach(entry.worth for entry in told)
+    return [Gain(each, gain_bar(each.worth, half) if each.worth else None) for each in told]
 
 
 def accuracy_chart(entries: Sequence[Entry]) -> Markup:

@@ -73,7 +73,8 @@ def test_merge_parameters_are_fields_for_those_who_may_change_them(
     outline = Outline(page(world, "/ui/models/merged"))
     assert {"data-merge": f"/models/{story.model}", "autocomplete": "off"} in outline.all("form")
     named = [tag for tag in (*outline.all("input"), *outline.all("select")) if "data-kept" in tag]
-    assert {tag["name"] for tag in named} == flat(merge).keys() - {"device"}
+    common = {name: value for name, value in merge.items() if name != "candidates"}
+    assert {tag["name"] for tag in named} == {"candidates", *flat(common)} - {"device"}
     readers = page(world, "/ui/models/merged", headers=world.key("local", "read"))
     assert "data-merge" not in readers
     assert "<dt>refine.epochs</dt><dd>3</dd>" in readers
@@ -105,6 +106,41 @@ def test_a_versions_report_has_all_its_parts(filled: tuple[World, Story]) -> Non
     assert "A fall of less than <b>3.4</b> points would have passed." in text
     assert text.count(" points</td>") == 10  # the smallest fall of each class
     assert "The best look at validation is kept: after 2 epochs." in text
+
+
+def test_candidates_stand_beside_each_other(filled: tuple[World, Story]) -> None:
+    world, _ = filled
+    text = page(world, "/ui/models/merged/versions/2")
+
+    sentence = (
+        "+1.1 points on test over doing without it (-0.9 to 3.1); grasp won over keep, source"
+    )
+    assert f"<strong>{sentence}.</strong>" in text
+    assert text.count('class="gain"') == 2 * 2  # of source and grasp, in both measures
+    assert '<span class="pill won">won</span>' in text
+    assert '<span class="pill">left behind</span>' in text
+    assert "Out of the race: its outputs are not finite." in text
+    assert "The same weights as <b>grasp</b>" in text
+    assert "Validation loss of each candidate" in text
+    for slot in (0, 1, 3):  # of those that were refined
+        assert text.count(f'class="line s{slot}"') >= 2
+    assert "would be without it (informativeness" in text
+    assert "grasp: Refine" in text
+
+
+def test_one_candidate_alone_has_no_rivals(filled: tuple[World, Story]) -> None:
+    world, _ = filled
+    assert ">Candidates<" not in page(world, "/ui/models/merged/versions/1")
+
+
+def test_a_model_shows_what_each_source_was_worth(filled: tuple[World, Story]) -> None:
+    world, _ = filled
+    text = page(world, "/ui/models/merged")
+
+    assert ">What each source was worth<" in text
+    assert text.count('class="gain"') == 1  # the others ran alone, and the way back repeats one
+    assert "Grasp won over keep, source" in text
+    assert "+1.1 " in text
 
 
 def test_a_way_back_says_whose_report_it_shows(filled: tuple[World, Story]) -> None:
