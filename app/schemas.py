@@ -80,7 +80,8 @@ class JobRead(Out):
     stage: str | None = Field(examples=["refine"])
     progress: float = Field(ge=0, le=1)
     metrics: dict[str, Any] = Field(
-        description="Live loss and accuracy, and `losses` over progress; at the end, all figures."
+        description="While it runs: the `candidate` whose turn it is, loss, accuracy, and `curves`"
+        " of losses over steps; at the end all figures, with `candidates` and `worth`."
     )
     attempts: int
     failures: list[Attempt] = Field(description="Why earlier attempts went wrong.")

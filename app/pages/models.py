@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
 from markupsafe import Markup
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
@@ -32,7 +32,7 @@ from app.service import ServiceDep
 from grasp_core.config import CommonConfig, FoldConfig, GateConfig, MethodConfig
 from grasp_core.kinds import KINDS
 from grasp_core.methods import METHODS
-from grasp_core.parameters import methods_of
+from grasp_core.parameters import DEFAULT_CANDIDATES, methods_of
 from registry.lookup import MAX_PAGE, find_named, list_page
 from registry.tables import Job, Model, Source, Target, Version
 from registry.versions import find_best
@@ -70,8 +70,33 @@ def models_page(service: ServiceDep, page: PageDep, cursor: Cursor = None) -> HT
             cards=_cards(session, found.items),
             next_cursor=found.next_cursor,
             kinds=KINDS.values(),
+            choices=list_choices(),
             targets=[serialize_target(target) for target in targets if target.status != "failed"],
         )
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A method that can be a candidate of a new model."""
+
+    name: str
+    summary: str
+    needs_base: bool
+    is_default: bool
+    fields: Sequence["Field"]  # its own parameters
+
+
+def list_choices() -> list[Choice]:
+    return [
+        Choice(
+            method.name,
+            method.summary,
+            needs_base=method.needs.base,
+            is_default=method.name in DEFAULT_CANDIDATES,
+            fields=_read_defaults(method.parameters),
+        )
+        for method in METHODS.values()
+    ]
 
 
 def _cards(session: Session, models: Sequence[Model]) -> list[Card]:
@@ -201,6 +226,15 @@ def fields(merge: FoldConfig | Mapping[str, Any], kind: str) -> list[Field]:
     (only,) = merge.candidates
     own = _read_fields(type(only), only.model_dump(mode="json"), kind)
     return [_method(only.method), *own, *common]
+
+
+def _read_defaults(config: type[MethodConfig]) -> list[Field]:
+    """None, where a method has parameters that have to be given."""
+    try:
+        values = config.model_validate({}).model_dump(mode="json")
+    except ValidationError:
+        return []
+    return _read_fields(config, values, "")
 
 
 def _read_fields(config: type[BaseModel], values: Mapping[str, Any], kind: str) -> list[Field]:

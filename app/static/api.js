@@ -26,12 +26,15 @@ export class Problem extends Error {
 }
 
 export async function send(method, path, body) {
+  const isForm = body instanceof FormData; // whose type, with its boundary, the browser knows
+  const headers = { "Idempotency-Key": token() };
+  if (!isForm) headers["Content-Type"] = "application/json";
   let response;
   try {
     response = await fetch(path, {
       method,
-      headers: { "Content-Type": "application/json", "Idempotency-Key": token() },
-      body: body === undefined ? undefined : JSON.stringify(body),
+      headers,
+      body: isForm || body === undefined ? body : JSON.stringify(body),
     });
   } catch {
     throw Problem.away();
@@ -39,6 +42,16 @@ export async function send(method, path, body) {
   const text = await response.text();
   if (!response.ok) throw Problem.from(response.status, text);
   return JSON.parse(text);
+}
+
+// Numbers, lists, true and false as JSON; nothing as none; the rest as words.
+export function read(text) {
+  if (!text) return null;
+  try {
+    return JSON.parse(text);
+  } catch {
+    return text;
+  }
 }
 
 export function token() {

@@ -1,4 +1,4 @@
-// A job while it runs: each event moves the bar, the steps and the loss curve.
+// A job while it runs: each event moves the bar, the steps and the loss curves.
 
 import { refresh } from "./page.js";
 
@@ -6,6 +6,7 @@ const ENDED = ["succeeded", "rejected", "failed", "cancelled"];
 const AGAIN_MS = 3000;
 const WIDTH = 560;
 const HEIGHT = 160;
+const COLOURS = 7;
 
 const region = document.getElementById("job");
 if (region?.dataset.events) follow(region.dataset.events);
@@ -55,26 +56,43 @@ function showStage(stage, candidate) {
   field("stage", words ?? "waiting for a worker");
 }
 
-function showMetrics({ losses, loss, step, steps, trial, trials, val_accuracy: accuracy }) {
+function showMetrics({ curves, loss, step, steps, trial, trials, val_accuracy: accuracy }) {
   const figure = region.querySelector("figure.live");
-  if (!figure || !losses) return;
+  if (!figure || !curves) return;
   figure.hidden = false;
   field("loss", loss?.toFixed(3) ?? "–");
   field("step", step === undefined ? "–" : `${step} of ${steps}`);
   field("trial", trials ? `learning rate ${trial} of ${trials}` : "");
   field("val_accuracy", accuracy === undefined ? "–" : percent(accuracy, 1));
-  figure.querySelector("polyline").setAttribute("points", curve(losses));
+  draw(figure, Object.entries(curves), steps);
 }
 
-// Losses over progress, from the first to the end of the job.
-function curve(losses) {
-  const [[from]] = losses;
-  const high = Math.max(...losses.map(([, loss]) => loss));
-  const places = losses.map(([at, loss]) => [
-    (WIDTH * (at - from)) / (1 - from),
-    HEIGHT - (HEIGHT - 10) * (loss / high),
-  ]);
-  return places.map(([x, y]) => `${x.toFixed(1)},${y.toFixed(1)}`).join(" ");
+// Losses over steps: a line for each candidate, or for each learning rate that is tried.
+function draw(figure, curves, steps) {
+  const points = curves.flatMap(([, curve]) => curve);
+  const far = Math.max(steps ?? 1, ...points.map(([at]) => at));
+  const high = Math.max(...points.map(([, loss]) => loss));
+  const place = ([at, loss]) =>
+    `${((WIDTH * at) / far).toFixed(1)},${(HEIGHT - (HEIGHT - 10) * (loss / high)).toFixed(1)}`;
+  const lines = curves.map(([, curve], i) =>
+    shape("polyline", { class: `line s${i % COLOURS}`, points: curve.map(place).join(" ") }),
+  );
+  figure.querySelector("svg.chart").replaceChildren(...lines);
+  figure.querySelector("[data-names]").replaceChildren(...curves.map(([name], i) => entry(name, i)));
+}
+
+function entry(name, i) {
+  const swatch = shape("svg", { class: "swatch", width: 12, height: 12, "aria-hidden": "true" });
+  swatch.append(shape("rect", { class: `s${i % COLOURS}`, width: 12, height: 12, rx: 3 }));
+  const span = document.createElement("span");
+  span.append(swatch, ` ${name}`);
+  return span;
+}
+
+function shape(tag, attributes) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  return element;
 }
 
 function percent(share, digits) {

@@ -1,6 +1,6 @@
 // The merge parameters of a model: what was changed is sent, and shown as the server keeps it.
 
-import { describe, send } from "./api.js";
+import { describe, read, send } from "./api.js";
 import { fetchPage, say } from "./page.js";
 
 const form = document.querySelector("form[data-merge]");
@@ -28,16 +28,6 @@ function changes() {
 function put(object, [name, ...inner], value) {
   if (inner.length) put((object[name] ??= {}), inner, value);
   else object[name] = value;
-}
-
-// Numbers, lists, true and false as JSON; nothing as none; the rest as words.
-function read(text) {
-  if (!text) return null;
-  try {
-    return JSON.parse(text);
-  } catch {
-    return text;
-  }
 }
 
 // A preset changes others too.

@@ -1,4 +1,4 @@
-// What every page has: regions that keep themselves up to date, buttons that act, small forms.
+// What every page has: regions that keep themselves up to date, buttons that act.
 
 import { describe, send } from "./api.js";
 
@@ -102,34 +102,6 @@ export function say(what) {
   message.classList.add("shown");
   clearTimeout(fading);
   fading = setTimeout(() => message.classList.remove("shown"), wrong ? 15000 : 4000);
-}
-
-// Forms that become JSON, and choices that need no button.
-
-for (const form of document.querySelectorAll("form[data-json]")) {
-  form.addEventListener("submit", async (event) => {
-    event.preventDefault();
-    const outcome = form.querySelector(".outcome");
-    outcome.replaceChildren();
-    try {
-      const created = await send("POST", form.dataset.json, values(form));
-      location.assign(`/ui/jobs/${created.job.id}`);
-    } catch (problem) {
-      outcome.replaceChildren(describe(problem));
-    }
-  });
-}
-
-// A field named preprocessing.image_size is image_size inside of preprocessing.
-function values(form) {
-  const given = {};
-  for (const { name, type, value } of form.elements) {
-    if (!name || value === "") continue;
-    const [inner, ...outer] = name.split(".").reverse();
-    const place = outer.reduceRight((object, part) => (object[part] ??= {}), given);
-    place[inner] = type === "number" ? Number(value) : value;
-  }
-  return given;
 }
 
 // A link to a folded part of a page unfolds it.

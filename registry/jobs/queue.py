@@ -31,7 +31,7 @@ from sqlalchemy.orm import Session, aliased
 from registry.errors import Conflict, LeaseLost, NotFound
 from registry.jobs.abilities import Abilities, lacks_abilities
 from registry.jobs.bell import Ring, ring_after_commit
-from registry.jobs.curves import with_losses
+from registry.jobs.curves import with_curves
 from registry.jobs.states import ACTIVE, RETRIABLE, JobStatus
 from registry.jobs.transitions import (
     CANCELLED,
@@ -172,7 +172,7 @@ def record_progress(
         for name, value in metrics.items()
         if isinstance(value, str) or math.isfinite(value)
     }
-    known = with_losses(finite, before, progress)
+    known = with_curves(finite, before)
     values = {"stage": stage, "progress": progress, "metrics": known}
     change(session, Job, Job.id == lease.job_id, values | bumped())
 

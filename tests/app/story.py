@@ -68,7 +68,11 @@ def populate(world: World) -> Story:
     tried = world.post_raw(checkpoint(5), params={"dry_run": "true", "name": "site-f"}).json()
     _try_out(world, world.claim())
     running, queued = _offer(world, 6, "site-g"), _offer(world, 7, "site-h")
-    world.progress(world.claim(), "refine", 0.4, loss=0.5, epoch=1.0)
+    lease = world.claim()
+    for candidate, losses in (("keep", (0.9, 0.6, 0.4)), ("source", (1.2, 0.5))):
+        for step, loss in enumerate(losses):
+            now: dict[str, float | str] = {"candidate": candidate, "loss": loss, "epoch": 1.0}
+            world.progress(lease, "refine", 0.4, step=30 * step, steps=100, **now)
     world.add_worker(running, id="wrk_busy")
     return Story(target, model, folded[-1], rejected, failed, tried["job"]["id"], running, queued)
 

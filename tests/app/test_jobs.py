@@ -34,12 +34,17 @@ def test_a_fold_from_queued_to_published(world: World, job: str) -> None:
     assert queued.json()["links"]["cancel"] == f"/jobs/{job}/cancel"
 
     lease = world.claim()
-    world.progress(lease, "refine", 0.5, loss=0.25)
+    world.progress(lease, "refine", 0.5, loss=0.25, step=10, candidate="mean")
     running = get(world, job)
     assert running.headers["retry-after"] == "1"
     shown = running.json()
     assert (shown["status"], shown["stage"], shown["progress"]) == ("running", "refine", 0.5)
-    assert shown["metrics"] == {"loss": 0.25, "losses": [[0.5, 0.25]]}
+    assert shown["metrics"] == {
+        "candidate": "mean",
+        "loss": 0.25,
+        "step": 10,
+        "curves": {"mean": [[10, 0.25]]},
+    }
     assert shown["attempts"] == 1
     assert shown["revision"] > queued.json()["revision"]
     assert shown["started_at"] is not None

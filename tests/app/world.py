@@ -157,7 +157,7 @@ class World:
             manifest = MANIFEST.model_dump(mode="json")
             record_preparation(session, lease, CLASSES, manifest, utc_now())
 
-    def progress(self, lease: Lease, stage: str, share: float, **metrics: float) -> None:
+    def progress(self, lease: Lease, stage: str, share: float, **metrics: float | str) -> None:
         with self.database.write() as session:
             queue.record_progress(session, lease, stage, share, metrics)
 

@@ -141,6 +141,34 @@ def test_from_nothing_to_a_version_and_back(
     assert visitor.complaints == []
 
 
+def test_candidates_and_a_base_are_chosen_with_a_new_model(
+    visitor: Visitor, empty: Harness, model: str
+) -> None:
+    page, base = visitor.page, checkpoint("base")
+    target = empty.client.get(f"/models/{model}/info").json()["target"]
+    visitor.visit("/#new-model")
+    page.get_by_label("Name").fill("chosen")
+    page.get_by_label("Architecture").fill("fake")
+    page.get_by_label("Target").select_option(target)
+    page.get_by_label("Image size").fill("96")
+    page.get_by_label("keep", exact=True).uncheck()
+    page.get_by_text("A base, and the parameters of candidates").click()
+    page.get_by_label("Base").set_input_files(file("base.safetensors", base))
+    page.get_by_label("grasp.tau").fill("0.25")
+    page.get_by_label("grasp.granularity").select_option("channel")
+    page.get_by_role("button", name="Create the model").click()
+    page.wait_for_url("**/ui/jobs/*")
+    comes_to(visitor, "succeeded")
+
+    made = empty.client.get("/models/chosen/info").json()
+    methods = {each["method"]: each for each in made["merge"]["candidates"]}
+    assert list(methods) == ["source", "mean", "grasp"]
+    assert (methods["grasp"]["tau"], methods["grasp"]["granularity"]) == (0.25, "channel")
+    assert made["preprocessing"]["image_size"] == 96
+    assert made["base"]["sha256"] == sha256(base)
+    assert visitor.complaints == []
+
+
 def test_a_file_may_be_dropped_and_only_tried(visitor: Visitor, model: str) -> None:
     page = visitor.page
     visitor.visit(f"/ui/upload?model={model}")
@@ -233,19 +261,21 @@ def test_merge_parameters_are_changed_for_later_folds(
     assert empty.client.get(f"/models/{model}/info").json()["merge"] == before
 
     page.get_by_label("gate.max_drop").fill("0.1")
-    page.get_by_label("tau", exact=True).fill("0.25")
+    page.get_by_label("candidates").fill('["source", {"method": "grasp", "tau": 0.25}]')
     page.get_by_label("refine.patience").fill("2")
     page.get_by_label("refine.augmentation.flip").select_option("false")
     change.click()
     visitor.sees("Later folds use these parameters.")
     expect(page.locator(".outcome")).to_be_empty()
-    expected = before | {
-        "tau": 0.25,
+    kept = empty.client.get(f"/models/{model}/info").json()["merge"]
+    source, grasp = kept.pop("candidates")
+    assert (source, grasp["tau"]) == ({"method": "source"}, 0.25)
+    del before["candidates"]
+    assert kept == before | {
         "gate": before["gate"] | {"max_drop": 0.1},
         "refine": before["refine"]
         | {"patience": 2, "augmentation": before["refine"]["augmentation"] | {"flip": False}},
     }
-    assert empty.client.get(f"/models/{model}/info").json()["merge"] == expected
 
     page.get_by_label("preset").select_option("paper")
     page.get_by_label("refine.patience").fill("")

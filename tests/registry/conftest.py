@@ -162,9 +162,10 @@ class World:
         with self.database.write() as session:
             queue.hand_back(session, lease)
 
-    def progress(self, lease: Lease, stage: str, share: float) -> None:
+    def progress(self, lease: Lease, stage: str, share: float, **metrics: float) -> None:
+        measured = {"loss": 1.0 - share} | metrics
         with self.database.write() as session:
-            queue.record_progress(session, lease, stage, share, {"loss": 1.0 - share})
+            queue.record_progress(session, lease, stage, share, measured)
 
     def cancel(self, job: Job) -> str:
         with self.database.write() as session:

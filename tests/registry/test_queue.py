@@ -362,10 +362,10 @@ def test_progress_is_kept_and_success_completes_it(world: World) -> None:
     _, job, _ = world.offer(world.ready_model(), "a")
     lease = world.lease_of(job)
 
-    world.progress(lease, "align", 0.25)
+    world.progress(lease, "align", 0.25, step=10)
 
     running = world.job(job)
-    metrics = {"loss": 0.75, "losses": [[0.25, 0.75]]}
+    metrics = {"loss": 0.75, "step": 10, "curves": {"loss": [[10, 0.75]]}}
     assert (running.stage, running.progress, running.metrics) == ("align", 0.25, metrics)
     world.publish(lease, None, "weights")
     assert world.job(job).progress == 1.0

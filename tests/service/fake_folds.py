@@ -175,7 +175,8 @@ class FakeFold(FoldSource):
         ticks = int(metadata["ticks"])
         for tick in range(ticks):
             stage = "align" if tick < ticks / 2 else "refine"
-            report(stage, tick / ticks, {"pid": os.getpid(), "epoch": 1, "loss": 1 / (tick + 1)})
+            measured = {"pid": os.getpid(), "epoch": 1, "loss": 1 / (tick + 1)}
+            report(stage, tick / ticks, measured | {"step": tick, "steps": ticks})
             time.sleep(TICK_S)
             if tick == ticks // 2 and deed is not None:
                 self._do(deed)
