@@ -83,7 +83,10 @@ def merge(
     ] = None,
     version: Annotated[
         int | None,
-        typer.Option(min=1, help="Number of --merged, if not what the file says (a rollback)."),
+        typer.Option(
+            min=1,
+            help="Number of --merged, if not what its file says (gone back to, or kept).",
+        ),
     ] = None,
     classes: Annotated[
         str | None,

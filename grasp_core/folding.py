@@ -66,9 +66,9 @@ def fold(
     written, or `merged` as it is where none is better. Without `merged` the source is the first.
     `source_classes` names the source's outputs; without it the names in the file count, and without
     those the model's own. `version` is the number of the new version; without it, one more than
-    `merged` says of itself. A rejected fold writes no output; `force` writes it all the same. With
-    a `work_dir`, a fold that was interrupted goes on at its last look at validation, and ends in
-    the same bytes.
+    `merged` says of itself, which is too few where its weights were kept or gone back to. A
+    rejected fold writes no output; `force` writes it all the same. With a `work_dir`, a fold that
+    was interrupted goes on at its last look at validation, and ends in the same bytes.
 
     `learning_rate` is what an earlier fold of the model has found; where the config says `auto` and
     there is none, this fold tries some, and reports which was the best.

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
+from statistics import fmean, stdev
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,14 +16,21 @@ import typer
 
 from grasp_cli.local import needing
 from grasp_cli.session import Session, online
+from grasp_core.report import Figures
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from grasp_cli.demo.experiment import Experiment
+    from grasp_cli.demo.experiment import Comparison, Experiment
 
 WIDTH = 10  # of a column of the chart
 STEP = 0.05  # of its rows
+CLEAR = 2.0  # standard errors: what is less may be chance
+ROWS = {
+    "the merged model": "merged",
+    "the best source, fine-tuned": "best_source",
+    "the ancestor, fine-tuned": "ancestor",
+}
 INTRODUCTION = """\
 Four offices have scanned handwritten digits, each with the scanner of its decade, and each trains
 a small model on its own, from one ancestor. You have digits as they are scanned today: {train} to
@@ -37,6 +45,7 @@ class SourceResult:
     source: str
     alone: float
     status: str
+    sentence: str | None  # what it was worth, and who won
     transferred_share: float | None
     version: int | None  # of the merged model after it
     merged: float | None
@@ -46,23 +55,32 @@ class SourceResult:
 def demo(
     session: Session,
     seed: Annotated[int, typer.Option(min=0, help="Other digits, other weights.")] = 0,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="How many to compare; all but the first without the server.")
+    ] = 3,
     files: Annotated[
         Path | None,
         typer.Option(file_okay=False, help="A folder to keep the target and the sources in."),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", hidden=True)] = False,
 ) -> None:
-    """Train four small models here, merge them on the running server, and compare."""
+    """Train four small models here, merge them on the running server, and compare with what one
+    would do instead."""
     with needing("demo", "the demo"), TemporaryDirectory() as aside:
         from grasp_cli.demo.experiment import QUICK, Experiment, Sizes
 
         folder = files or Path(aside)
         folder.mkdir(parents=True, exist_ok=True)
-        experiment = Experiment(folder, Path(aside), seed, QUICK if quick else Sizes())
+        sizes = QUICK if quick else Sizes()
+        experiment = Experiment(folder, Path(aside), seed, sizes)
         shown = Demo(session, experiment, _free_name(session))
         shown.run()
+        for other in range(seed + 1, seed + seeds):
+            own = Path(aside, f"seed-{other}")
+            own.mkdir()
+            shown.repeat(Experiment(own, own, other, sizes))
     result = shown.result()
-    session.print_result(result, lambda: _rendered(shown.results, shown.control))
+    session.print_result(result, lambda: _rendered(shown.results, result["fine_tuned_ancestor"]))
     session.print_text(_summary(result))
 
 
@@ -74,11 +92,11 @@ class Demo:
         self.experiment = experiment
         self.name = name  # of the target and of the model
         self.results: list[SourceResult] = []
-        self.control = 0.0  # the ancestor, fine-tuned on the target alone
-        self.rival = 0.0  # so is the source that is best alone
+        self.comparisons: dict[int, Comparison] = {}  # by seed
 
     def run(self) -> None:
         from grasp_cli.demo.digits import DECADES
+        from grasp_cli.demo.experiment import Comparison
         from grasp_cli.progress import require_success, wait_for
 
         experiment = self.experiment
@@ -92,8 +110,17 @@ class Demo:
             with self._bar(decade, "train") as progress:
                 sources[decade] = experiment.train_source(decade, ancestor, progress)
             self.results.append(self._offer(decade, sources[decade]))
-        self.control = self._fine_tune("the ancestor", ancestor)
-        self.rival = self._fine_tune(self.best.source, sources[self.best.source])
+        with self._bar(
+            "the ancestor and each source, on the target alone", "fine-tune"
+        ) as progress:
+            controls = experiment.train_controls(ancestor, sources, self._rate(), progress)
+        merged = self.results[-1].merged
+        self.comparisons[experiment.seed] = Comparison(merged or 0.0, controls)
+
+    def repeat(self, experiment: Experiment) -> None:
+        """The same with other digits, without the server."""
+        with self._bar(f"all of it again, seed {experiment.seed}", "train and fold") as progress:
+            self.comparisons[experiment.seed] = experiment.replay(progress)
 
     def _begin(self) -> str:
         """Register the target and create its model; returns the job that prepares it."""
@@ -121,14 +148,11 @@ class Demo:
             source=decade,
             alone=job.metrics["source"]["test"]["accuracy"],
             status=job.status,
+            sentence=Figures.model_validate(job.metrics).sentence,
             transferred_share=job.metrics.get("transferred_share"),
             version=model.version,
             merged=model.metrics["after"]["test"]["accuracy"] if model.metrics else None,
         )
-
-    def _fine_tune(self, name: str, weights: Path) -> float:
-        with self._bar(f"{name} on the target alone", "fine-tune") as progress:
-            return self.experiment.fine_tune(weights, len(self.results), self._rate(), progress)
 
     def _rate(self) -> float:
         """The learning rate that the first fold has found."""
@@ -136,11 +160,6 @@ class Demo:
 
         found = self.session.grasp.models.get(self.name).learning_rate
         return found.rate if found else LEARNING_RATES[0]  # none was accepted
-
-    @property
-    def best(self) -> SourceResult:
-        """Of the sources as they came."""
-        return max(self.results, key=lambda each: each.alone)
 
     @contextmanager
     def _bar(self, label: str, stage: str) -> Iterator[Callable[[float, float], None]]:
@@ -150,14 +169,25 @@ class Demo:
             yield lambda fraction, loss: show(stage, fraction, {"loss": loss})
 
     def result(self) -> dict[str, Any]:
-        best = {"name": self.best.source, "alone": self.best.alone, "fine_tuned": self.rival}
+        controls = self.comparisons[self.experiment.seed].controls
+        alone = {each.source: each.alone for each in self.results}
+        best = {"name": controls.best_source, "fine_tuned": controls.best}
         return {
             "model": self.name,
             "version": self.results[-1].version,
             "merged": self.results[-1].merged,
-            "best_source": best,
-            "fine_tuned_ancestor": self.control,
+            "best_source": best | {"alone": alone[controls.best_source]},
+            "fine_tuned_ancestor": controls.ancestor,
             "sources": [asdict(each) for each in self.results],
+            "seeds": [
+                {
+                    "seed": seed,
+                    "merged": each.merged,
+                    "best_source": each.controls.best,
+                    "ancestor": each.controls.ancestor,
+                }
+                for seed, each in self.comparisons.items()
+            ],
             "test_digits": self.experiment.counts()["test"],
             "page": f"{self.session.grasp.url}/ui/models/{self.name}",
             "pull": f"grasp pull {self.name}{_where(self.session.grasp.url)}",
@@ -194,13 +224,14 @@ def _table(results: Sequence[SourceResult]) -> RenderableType:
             each.source,
             f"{each.alone:.3f}",
             status(each.status),
-            shown(each.transferred_share and f"{each.transferred_share:.0%}"),
+            "-" if each.transferred_share is None else f"{each.transferred_share:.0%}",
             shown(each.version),
             shown(each.merged and f"{each.merged:.3f}"),
+            (each.sentence or "").split("; ")[0],
         )
         for each in results
     ]
-    columns = ("source", "alone", "fold", "from it", "version", "merged model")
+    columns = ("source", "alone", "fold", "from it", "version", "merged model", "what it was worth")
     return listed(columns, rows, "no sources")
 
 
@@ -214,7 +245,7 @@ def _plot(results: Sequence[SourceResult], control: float) -> RenderableType:
     text = Text(
         "accuracy on the target's test split\n"
         f"{chart([each.source for each in results], marks, control)}\n\n"
-        "● GRASP after folding the source in   ○ the source alone\n"
+        "● the merged model after this source   ○ the source alone\n"
         "┄ the ancestor, fine-tuned on the target alone\n"
     )
     text.highlight_regex("●", "bold green")
@@ -245,25 +276,46 @@ def chart(columns: Sequence[str], series: Mapping[str, Sequence[float]], level: 
     return "\n".join([*reversed(drawn), f"{'':6}└{'─' * WIDTH * len(columns)}", f"{'':7}{names}"])
 
 
-def _noise(accuracy: float, count: int) -> float:
-    """How far apart two equally good models are on so many examples, in 19 of 20 cases, at most.
-
-    Two more right and two more wrong (Agresti and Coull) keep it from 0 where all are right.
-    """
-    share = (accuracy * count + 2) / (count + 4)
-    return 1.96 * math.sqrt(2 * share * (1 - share) / count)
-
-
 def _summary(result: dict[str, Any]) -> str:
-    best = result["best_source"]
-    noise = _noise(result["merged"], result["test_digits"])
+    seeds = result["seeds"]
+    figures = {name: [each[key] for each in seeds] for name, key in ROWS.items()}
+    rows = (f"  {name:32}{_spread(values)}" for name, values in figures.items())
+    ours, *others = figures.values()
+    told = (
+        _compare(ours, values, name) for name, values in zip(list(figures)[1:], others, strict=True)
+    )
     return (
-        f"Of {result['test_digits']} digits that no model has seen, the merged model gets"
-        f" {result['merged']:.1%} right.\n"
-        f"Fine-tuned on the target alone, the ancestor gets {result['fine_tuned_ancestor']:.1%},"
-        f" and the best source, {best['name']}, {best['fine_tuned']:.1%};\n"
-        f"as it came, that source got {best['alone']:.1%}. With so few digits, less than"
-        f" {100 * noise:.1f} points apart says little.\n\n"
-        f"Look at it:  {result['page']}\n"
-        f"Take it:     {result['pull']}"
+        f"Of {result['test_digits']} digits that no model has seen, right after as many steps each"
+        f" ({_count(seeds)}):\n\n"
+        + "\n".join(rows)
+        + "\n\n"
+        + "\n".join(told)
+        + f"\n\nLook at it:  {result['page']}\nTake it:     {result['pull']}"
+    )
+
+
+def _count(seeds: Sequence[object]) -> str:
+    return "once" if len(seeds) == 1 else f"{len(seeds)} times, with other digits each"
+
+
+def _spread(values: Sequence[float]) -> str:
+    mean = f"{fmean(values):.1%}"
+    return mean if len(values) == 1 else f"{mean}, from {min(values):.1%} to {max(values):.1%}"
+
+
+def _compare(ours: Sequence[float], theirs: Sequence[float], name: str) -> str:
+    """Paired, seed by seed."""
+    differences = [100 * (a - b) for a, b in zip(ours, theirs, strict=True)]
+    mean = fmean(differences)
+    if len(differences) == 1:
+        return f"Beside {name}: {mean:+.1f} points, of which one run says little."
+    error = stdev(differences) / math.sqrt(len(differences))
+    wins = sum(difference > 0 for difference in differences)
+    if abs(mean) <= CLEAR * error:
+        verdict = "here the merge is neither clearly better nor worse"
+    else:
+        verdict = "here the merge pays" if mean > 0 else "here the merge does not pay"
+    return (
+        f"Beside {name}: {mean:+.1f} ± {error:.1f} points, ahead in {wins} of {len(differences)}:"
+        f" {verdict}."
     )
