@@ -15,7 +15,7 @@ from bench.beds import Cell, Files, write_some
 from bench.budget import Figures
 from grasp_cli.demo.digits import DECADES
 from grasp_cli.demo.experiment import QUICK, SPEC, Experiment
-from grasp_core import open_task
+from grasp_core import fold, open_task, parse_config
 
 STEPS = {"augmentation": {"flip": False}, "steps": 2, "epochs": None}
 
@@ -51,6 +51,24 @@ def test_every_row_comes_out_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         measure(CELL, Store(tmp_path, "other code"))
     with pytest.raises(AssertionError, match="again"):
         measure(Cell("digits", 0, {"labels": 61}, prepare), Store(tmp_path, "code"))
+
+
+def test_first_fold_is_the_same_for_all_methods(tmp_path: Path) -> None:
+    """So that the rows can share it."""
+    files = prepare(tmp_path)
+    made = {
+        fold(
+            SPEC,
+            files.sources[0],
+            files.task,
+            tmp_path / "first",
+            files_output=tmp_path / "files",
+            config=parse_config({**values, "refine": STEPS}),
+            learning_rate=1e-3,
+        ).sha256
+        for values in ({}, {"method": "source"}, {"method": "mean"}, {"method": "grasp"})
+    }
+    assert len(made) == 1
 
 
 def test_what_is_interrupted_goes_on(tmp_path: Path) -> None:
