@@ -135,8 +135,7 @@ def fold(
             change=before and before.compare(after),
             gate=verdict,
             candidates=tuple(_report(each, race, winner) for each in race.candidates),
-            worth=keep
-            and Worth.measure(differ(keep.val, after.val), differ(keep.test, after.test)),
+            worth=_measure_worth(keep, after) if keep else None,
             provenance=provenance,
             learning_rate=race.learning_rate or (winner and winner.refined.learning_rate),
             warnings=_warn(race, winner, as_it_came),
@@ -155,17 +154,16 @@ def _test(
 ) -> tuple[Evaluation, Evaluation | None]:
     """What is to be published, left in the module, and `keep`, if it was tried, on both splits."""
     with bench.recorder.stage("evaluate"):
-        keep = None
-        if race.keep is not None:
-            race.keep.load()
-            keep = Evaluation(race.keep.predictions, predict_test(bench))
         if winner is None:
             assert before is not None  # noqa: S101 - it is the version as it was that has won
-            return before, keep
-        if keep is not None and winner is race.keep:
-            return keep, keep
+            return before, None
+        keep = None
+        if race.keep is not None and winner is not race.keep:
+            race.keep.load()
+            keep = Evaluation(race.keep.predictions, predict_test(bench))
         winner.load()
-        return Evaluation(winner.predictions, predict_test(bench)), keep
+        after = Evaluation(winner.predictions, predict_test(bench))
+        return after, after if winner is race.keep else keep
 
 
 def _publish(
@@ -227,6 +225,10 @@ def _describe_winner(bench: Workbench, winner: Candidate | None) -> dict[str, An
         "best_step": refined.best and refined.best.step,
         "resumed_from_epoch": refined.resumed_from and refined.resumed_from.epoch,
     }
+
+
+def _measure_worth(keep: Evaluation, after: Evaluation) -> Worth | None:
+    return Worth.measure(differ(keep.val, after.val), differ(keep.test, after.test))
 
 
 def _report(candidate: Candidate, race: Race, winner: Candidate | None) -> CandidateReport:

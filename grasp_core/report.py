@@ -142,7 +142,7 @@ Standing = Literal["won", "lost", "out"]  # out: it did not come to an end that 
 
 
 class Worth(Record):
-    """What the source was worth: the published model against `keep`, which did without it.
+    """What the source was worth: the winner against `keep`, which did without it.
 
     In the paper's terms (section 3.2), too, on the validation split, where P is the geometric mean
     probability of the true class. An older release compared with the model before the fold, and so
@@ -189,7 +189,7 @@ class Figures(Record):
     change: SplitCounts | None = None
     transferred_share: float | None = None
     candidates: tuple[Runner, ...] = ()  # of an older release: none
-    worth: Worth | None = None  # None: nothing to compare with
+    worth: Worth | None = None  # as in the report
 
     @property
     def sentence(self) -> str | None:
@@ -363,7 +363,7 @@ class FoldReport(Record):
     change: SplitCounts | None = None  # from before to after; None: there is no before
     gate: Verdict | None = None  # None: refused before a fold
     candidates: tuple[CandidateReport, ...] = ()  # as they were asked for; older releases had one
-    worth: Worth | None = None
+    worth: Worth | None = None  # None: nothing to compare with, or the weights stay
     details: dict[str, JsonValue] = {}  # of the method's own
     transferred_share: float | None = None
     parameters: tuple[ParameterReport, ...] = ()

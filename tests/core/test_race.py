@@ -279,6 +279,7 @@ def test_the_version_as_it_was_wins_ties(files: Files, tmp_path: Path) -> None:
     assert report.transferred_share == 0
     assert report.method is None
     assert report.figures.sentence == AS_IT_WAS
+    assert report.worth is None
     assert report.change is not None
     assert (report.change.val.lost, report.change.val.gained) == (0, 0)
 
