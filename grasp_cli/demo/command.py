@@ -285,8 +285,7 @@ def _summary(result: dict[str, Any]) -> str:
         _compare(ours, values, name) for name, values in zip(list(figures)[1:], others, strict=True)
     )
     return (
-        f"Of {result['test_digits']} digits that no model has seen, right after as many steps each"
-        f" ({_count(seeds)}):\n\n"
+        f"Of {result['test_digits']} digits that no model has seen, right ({_count(seeds)}):\n\n"
         + "\n".join(rows)
         + "\n\n"
         + "\n".join(told)

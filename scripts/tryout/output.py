@@ -2,17 +2,24 @@
 
 `…` stands for anything. A decimal or a per cent on a page was measured, on one processor: any other
 number will do, however many digits it has; but what looks like an accuracy, with three digits or
-four, must be near. A race of candidates may have another winner. Ids, digests and times are
-compared by their shape, white space not at all; everything else, whole numbers too, must be as it
-is written. An id that the page shows stands for the one that came instead of it, from then on.
+four, must be near. A race of candidates may have another winner, a comparison another end. Ids,
+digests and times are compared by their shape, white space not at all; everything else, whole
+numbers too, must be as it is written. An id that the page shows stands for the one that came
+instead of it, from then on.
 """
 
 import re
 
 ID = r"\b(?:tgt|mdl|src|job|upl|wrk|key)_[0-9a-z]{26}\b"
+WORTH = r"[+-]\d+\.\d points on test over doing without it \([-\d. to]+\)"
+WON = r"\w+ won over \w+(?:, \w+)*"
+VERDICT = (
+    r"[+-]\d+\.\d ± \d+\.\d points, ahead in \d of \d:"
+    r" here the merge (?:pays|does not pay|is neither clearly better nor worse)"
+)
 RACE = (
-    r"(?:[+-]\d+\.\d points on test over doing without it \([-\d. to]+\); )?"
-    r"\w+ won over \w+(?:, \w+)*|no candidate was better: the weights stay as they were"
+    rf"(?:{WORTH}(?:; {WON})?|{WON}|{VERDICT}"
+    r"|no candidate was better: the weights stay as they were)"
 )
 TOKENS = re.compile(
     rf"(?P<anything>…)|(?P<race>{RACE})|(?P<id>{ID})|(?P<digest>\b[0-9a-f]{{12,64}}\b)"
@@ -26,7 +33,7 @@ SHAPES = {
     "anything": r".*?",
     "digest": r"[0-9a-f]+",
     "time": r"\d{4}-\d\d-\d\dT[\d:.]+Z",
-    "race": f"(?:{RACE})",
+    "race": RACE,
     "measured": r"\d+(?:\.\d+)?(?:e[+-]\d+)?",  # 100.4 may be printed as 100, 0.00001 as 1e-05
     "space": r"\s*",
 }

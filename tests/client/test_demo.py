@@ -192,7 +192,7 @@ def test_it_says_whether_the_merge_pays(differences: tuple[float, ...], said: st
 def test_it_shows_the_spread() -> None:
     text = summarize(0.0, 0.1)
 
-    assert "right after as many steps each (2 times, with other digits each):" in text
+    assert "right (2 times, with other digits each):" in text
     assert "  the merged model                90.0%, from 90.0% to 90.0%\n" in text
     assert "  the best source, fine-tuned     85.0%, from 80.0% to 90.0%\n" in text
 

@@ -62,6 +62,11 @@ def test_commands_that_would_be_passed_over_are_refused(block: str) -> None:
             "v2\n  +1.8 points on test over doing without it (-0.4 to 3.1); mean won over keep",
             "v2\n  keep won over grasp, source, mean\n",
         ),
+        ("+0.1 points on test over doing without it (0.0 to 0.2)", "keep won over mean"),
+        (
+            "-0.6 ± 0.6 points, ahead in 1 of 3: here the merge does not pay.",
+            "+3.1 ± 1.0 points, ahead in 3 of 3: here the merge pays.",
+        ),
         ("source won over keep", "no candidate was better: the weights stay as they were"),
         (f"{JOB} {JOB}", f"{OTHER} {OTHER}"),
     ],
