@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,16 +33,18 @@ from grasp_core import (
 )
 from grasp_core.config import MethodConfig
 from grasp_core.methods import list_stages
-from grasp_core.methods.declaration import Needs
+from grasp_core.methods.declaration import Method, Needs
+from grasp_core.methods.source import take_source
 from grasp_core.parameters import change_config
 from grasp_core.progress import Recorder
 from grasp_core.report import Verdict
 from grasp_core.state import KEPT
+from grasp_core.workbench import Merge, Workbench
 from tests.bits import flip_a_bit
 from tests.configs import grasp_alone
 from tests.core import shadow
 from tests.core.shadow import COUNT, SHADOW, ShadowConfig
-from tests.core.toy import CLASSES, TINY, ToyTask, nudged, save, tiny_weights
+from tests.core.toy import CLASSES, TINY, ToyTask, nudged, quick, save, tiny_weights
 
 QUICK = {"method": "shadow", "alignment_batches": 1, "refine": {"epochs": 0}}
 ROOT = Path(__file__).parents[2]
@@ -459,3 +461,41 @@ def test_a_method_of_a_broken_package_says_why(tmp_path: Path) -> None:
     assert process.stderr.count("RuntimeWarning: echo_merge:OTHER of echo-merge is no Method") == 1
     told = process.stderr.partition("ValidationError: ")[2]
     assert "echo_merge:OTHER of echo-merge is no Method (its entry point in grasp.methods" in told
+
+
+def test_a_method_leaves_another_file_with_one_line_and_is_given_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`state/pair` and `state/pair+seen`: nothing between it and the next fold knows of either."""
+    seen: list[int] = []
+
+    def merge(bench: Workbench, _: MethodConfig, state: Mapping[str, Tensor] | None) -> Merge:
+        path = bench.files.get("state/pair+seen")
+        count = int(Checkpoint(path)["count"]) + 1 if path else 1
+        seen.append(count if state is None else count + int(state["hundreds"]))
+        bench.keep("state/pair+seen", {"count": torch.tensor(count)})
+        taken = take_source(bench)
+        return Merge(taken.parameters, state={"hundreds": torch.tensor(100 * count)})
+
+    pair = Method("pair", "Leaves two files.", None, MethodConfig, merge, state=1)
+    monkeypatch.setitem(METHODS, "pair", pair)
+    merged: Path | None = None
+    files: dict[str, Path] = {}
+    for number in range(1, 4):
+        folder = tmp_path / str(number)
+        report = fold(
+            TINY,
+            save(tmp_path / f"source{number}", tiny_weights(number)),
+            ToyTask(),
+            folder / "weights",
+            merged=merged,
+            files=files,
+            files_output=folder,
+            config=quick(candidates=(MethodConfig(method="pair"),), refine={"steps": 0}),
+            force=True,
+        )
+        merged = folder / "weights"
+        files = {file.name: folder / file.name for file in report.files}
+        assert list(files) == ["state/pair", "state/pair+seen"]
+
+    assert seen == [1, 102, 203]
