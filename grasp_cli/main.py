@@ -18,6 +18,7 @@ OFFLINE = "Without a server"
 LOOK = "Look and change"
 
 cli = typer.Typer(
+    context_settings={"help_option_names": ["--help", "-h"]},  # of all commands
     name="grasp",
     help="Keep one merged model per target, and fold new checkpoints into it as they arrive.",
     no_args_is_help=True,

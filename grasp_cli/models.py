@@ -27,6 +27,7 @@ from grasp_cli.arguments import (
 from grasp_cli.session import Session, group, online
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
     from rich.table import Table
 
     from grasp_client import Model
@@ -242,7 +243,12 @@ def list_versions(session: Session, model: ModelName, limit: Limit = 50) -> None
     from grasp_cli.tables import versions_table
 
     found = session.grasp.models.versions(model, limit=limit)
-    session.print_result(found, lambda: versions_table(found, session.grasp.models.get(model).best))
+
+    def show() -> RenderableType:
+        names = {source.id: source.name for source in session.grasp.sources.list(model=model)}
+        return versions_table(found, session.grasp.models.get(model).best, names)
+
+    session.print_result(found, show)
 
 
 @models.command("report")

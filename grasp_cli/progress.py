@@ -20,9 +20,8 @@ from rich.progress import (
 )
 
 from grasp_cli.session import INTERRUPTED, NOT_DONE, Output, Session, console
-from grasp_cli.tables import accuracy, candidates_table, change
+from grasp_cli.tables import accuracy, candidates_table, change, read_figures
 from grasp_client import files
-from grasp_core.report import Figures
 
 if TYPE_CHECKING:
     from grasp_client import Job
@@ -162,7 +161,7 @@ def wait_for(session: Session, job_id: str, label: str, *, every_state: bool = F
         session.print_note(f"{label} goes on: `grasp watch {job_id}` looks at it again")
         raise typer.Exit(INTERRUPTED) from None
     session.print_text(f"{label}: {outcome(job)}")
-    candidates = Figures.model_validate(job.metrics).candidates
+    candidates = read_figures(job.metrics).candidates
     if job.kind == "dry_run" and len(candidates) > 1:
         session.print_table(candidates_table(candidates))
     return job
@@ -178,7 +177,7 @@ def outcome(job: Job) -> str:
     if job.succeeded:
         made = f"version {job.version}" if job.version else _verdict(job)
         measured = ", ".join((made, *_measured(job.metrics)))
-        sentence = Figures.model_validate(job.metrics).sentence
+        sentence = read_figures(job.metrics).sentence
         return measured + (f"\n  {sentence}" if sentence else "")
     if job.error is None:
         return job.status

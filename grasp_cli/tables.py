@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
 from rich import box
 from rich.console import Console, ConsoleOptions
 from rich.table import Table
 from rich.text import Text
+
+from grasp_core.report import Figures
 
 if TYPE_CHECKING:
     from grasp_client import Grasp, Job, Model, Source, Target, Version
@@ -99,22 +102,40 @@ def jobs_table(jobs: Sequence[Job], names: Mapping[str, str]) -> Rows | Text:
     return listed(columns, rows, "no jobs")
 
 
-def versions_table(versions: Sequence[Version], best: int | None) -> Rows | Text:
+def versions_table(
+    versions: Sequence[Version], best: int | None, sources: Mapping[str | None, str]
+) -> Rows | Text:
+    """`sources` are their names, by id."""
     rows = (
         (
             shown(version.number),
             accuracy(version.metrics, "val", spread=True),
             accuracy(version.metrics, "test", spread=True),
             "best" if version.number == best else "",
-            shown(version.rollback_of and f"rollback to {version.rollback_of}"),
+            *_origin(version, sources),
             size(version.size) if version.available else "deleted",
             version.sha256[:12],
             age(version.created_at),
         )
         for version in versions
     )
-    columns = ("version", "val", "test", "", "from", "size", "sha256", "made")
+    origin = ("source", "method", "from it", "worth on test")
+    columns = ("version", "val", "test", "", *origin, "size", "sha256", "made")
     return listed(columns, rows, "no versions yet: the first source that is folded makes one")
+
+
+def _origin(version: Version, sources: Mapping[str | None, str]) -> tuple[str, ...]:
+    """What came in with it, how, how much of it was taken, and what that was worth."""
+    if version.rollback_of:
+        return f"rollback to {version.rollback_of}", "-", "-", "-"
+    figures = read_figures(version.metrics)
+    share, test = figures.transferred_share, figures.worth and figures.worth.test
+    return (
+        sources.get(version.source, "-"),
+        shown(version.method),
+        "-" if share is None else f"{share:.0%}",
+        test.accuracy.in_points() if test and test.accuracy else "-",
+    )
 
 
 def candidates_table(candidates: Sequence[Runner]) -> Rows | Text:
@@ -211,6 +232,14 @@ def accuracy(
         return f"{value:.4f}"
     low, high = interval
     return f"{value:.4f} ({low:.2f}-{high:.2f})"
+
+
+def read_figures(metrics: Mapping[str, Any]) -> Figures:
+    """None of them, where a server of another release writes others."""
+    try:
+        return Figures.model_validate(metrics)
+    except ValidationError:
+        return Figures()
 
 
 def change(metrics: Mapping[str, Any] | None, split: str) -> str:

@@ -17,7 +17,7 @@ from grasp_client import Grasp
 from grasp_client._sync.jobs import Jobs
 from registry.tables import Version
 from tests.app.world import CLASSES, Server, World, checkpoint, sha256
-from tests.client.hand import working
+from tests.client.hand import RACE, working
 
 Run = Callable[..., Result]
 JsonOf = Callable[..., Any]
@@ -353,6 +353,25 @@ class TestModels:
         assert json_of("models", "provenance", model)["version"] == 2
         assert "75.0%" in run("models", "provenance", model, "--version", "1").stdout
         assert "sha256" in run("models", "versions", model).stdout
+
+    def test_versions_say_what_came_in_how_and_what_it_was_worth(
+        self, run: Run, world: World, model: str
+    ) -> None:
+        world.fold(1)
+        world.fold(2)
+        figures = RACE.model_copy(update={"transferred_share": 0.25})
+        with world.database.write() as session:
+            newest = session.scalars(select(Version).where(Version.number == 2)).one()
+            newest.metrics = figures.model_dump(mode="json")
+        run("rollback", model, "1")
+
+        lines = run("models", "versions", model).stdout.splitlines()
+
+        rows = [line.split() for line in lines if line.strip()[:1].isdigit()]
+        assert rows[0][3:6] == ["rollback", "to", "1"]
+        worth = ["+1.8", "points", "(0.4", "to", "3.2)"]
+        assert rows[1][4:11] == ["grasp", "25%", *worth]
+        assert rows[2][4:7] == ["grasp", "-", "-"]
 
     def test_deleting_asks_first(self, run: Run, json_of: JsonOf, model: str) -> None:
         run("models", "delete", model, typed="n\n", code=1)
