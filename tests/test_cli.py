@@ -333,3 +333,11 @@ def test_a_broken_package_is_a_warning_until_it_is_asked_for(
     assert f"{warning} (repair or uninstall broken)" in done.stderr
     assert told in " ".join(done.stderr.replace("│", "").split())
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("words", [[], ["models"], ["models", "show"], ["admin", "keys", "list"]])
+def test_help_has_a_short_name_everywhere(words: list[str]) -> None:
+    short, long = (CliRunner().invoke(cli, [*words, name]) for name in ("-h", "--help"))
+
+    assert short.exit_code == 0
+    assert short.output == long.output
