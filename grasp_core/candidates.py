@@ -23,7 +23,7 @@ from grasp_core.named_files import BASE
 from grasp_core.norms import recalibrate
 from grasp_core.refinement import Refined, Refinement, Start, choose_rates
 from grasp_core.report import MergeReport, StageRecord
-from grasp_core.state import describe_state, open_state
+from grasp_core.state import open_state
 from grasp_core.workbench import Workbench
 
 DONE_FILE = "done.safetensors"
@@ -50,6 +50,7 @@ class Candidate:
         self.bench = replace(
             bench,
             candidate=name,
+            method=self.method,
             work_dir=bench.work_dir / name,
             base=bench.base if self.method.reads(BASE) else None,
             files={n: path for n, path in bench.files.items() if self.method.reads(n)},
@@ -180,10 +181,6 @@ class Candidate:
         if state is None:
             self.method.require_beginning(first=first)
         merge = self.method.merge(self.bench, self.parameters, state)
-        if merge.state is not None:
-            if self.method.state is None:
-                raise ConfigError(f"{self.method.name} returns a state and declares none")
-            self.bench.keep(self.method.state_name, merge.state, describe_state(self.method))
         if self.bench.config.norm_stats == "recalibrate":
             with self.bench.recorder.stage("recalibrate"):
                 recalibrate(self.bench)

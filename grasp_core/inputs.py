@@ -97,6 +97,7 @@ class Inputs:
             seed=seed,
             work_dir=folder,
             fold_id=f"{derive_seed(*identity):016x}",
+            source_sha256=lineage.source or "",
             files=self.files,
             remembers=remembers,
         )

@@ -8,7 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from grasp_core.methods import grasp, keep, mean, source
+from grasp_core.methods import (
+    fisher,
+    grasp,
+    iso_c,
+    keep,
+    magmax,
+    mean,
+    model_stock,
+    opcm,
+    regmean,
+    source,
+    task_arithmetic,
+    ties,
+    wudi,
+)
 from grasp_core.methods.declaration import (
     AFTER_MERGE,
     BEFORE_MERGE,
@@ -28,6 +42,15 @@ METHODS: Declarations[AnyMethod] = Declarations(
         "source": source.METHOD,
         "mean": mean.METHOD,
         "grasp": grasp.METHOD,
+        "task_arithmetic": task_arithmetic.METHOD,
+        "ties": ties.METHOD,
+        "magmax": magmax.METHOD,
+        "model_stock": model_stock.METHOD,
+        "iso_c": iso_c.METHOD,
+        "fisher": fisher.METHOD,
+        "regmean": regmean.METHOD,
+        "wudi": wudi.METHOD,
+        "opcm": opcm.METHOD,
     },
 )
 

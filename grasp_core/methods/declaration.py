@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
 from grasp_core.config import MethodConfig
 from grasp_core.errors import ConfigError
@@ -71,7 +71,8 @@ class Method(Generic[Parameters]):
     """A way to fold a source into a merged model.
 
     `merge` leaves the merged weights in the workbench's module, and returns what it did. The state
-    it is given is that of the version folded into, or None where there is none.
+    it is given is what it had the workbench remember at the version folded into, or None where
+    there is none.
     """
 
     name: str
@@ -85,6 +86,9 @@ class Method(Generic[Parameters]):
     state: int | None = None  # version of the layout of its state; None: it remembers nothing
     uses_base: bool = False  # where there is one: it can do without
     advice: Advice | None = None  # None: a source may well give all, or next to nothing
+    formula: str = ""  # of the merged weights θ
+    remembers: str = ""  # what its state holds
+    provenance: Literal["exact", "estimate"] = "exact"  # estimate: earlier shares may change, too
 
     @property
     def state_name(self) -> str:

@@ -160,6 +160,7 @@ def _report(
 METHOD = Method(
     name="grasp",
     summary="Copies the parameters whose gradients agree with the target's.",
+    formula="θ[j] ← λ θk[j] + (1 - λ) θ[j] where a[j] > τ, with a[j] the cosine of both gradients",
     paper="https://arxiv.org/abs/2606.14900",
     parameters=GraspConfig,
     merge=merge,

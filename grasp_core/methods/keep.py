@@ -35,6 +35,7 @@ def merge(bench: Workbench, parameters: KeepConfig, state: State | None) -> Merg
 METHOD = Method(
     name="keep",
     summary="Does without the source: the merged model, or before a first source its base.",
+    formula="θ",
     paper=None,
     parameters=KeepConfig,
     merge=merge,

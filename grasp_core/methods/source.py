@@ -35,6 +35,7 @@ def take_source(bench: Workbench) -> Merge:
 METHOD = Method(
     name="source",
     summary="Takes the source whole, as if there were no other.",
+    formula="θ = θk",
     paper=None,
     parameters=SourceConfig,
     merge=merge,

@@ -7,9 +7,11 @@ when one is no longer what this writes.
 """
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-from scripts.reference import cli, client, http, merge, settings
+from grasp_core.methods import METHODS
+from scripts.reference import cli, client, http, merge, methods, settings
 
 ROOT = Path(__file__).parents[2]
 PAGES: dict[str, Callable[[], str]] = {
@@ -18,12 +20,18 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/reference/client.md": client.page,
     "docs/reference/http.md": http.page,
     "docs/reference/merge.md": merge.page,
+    "docs/reference/methods.md": methods.page,
+    **{
+        f"docs/reference/methods/{method.name}.md": partial(methods.method_page, method)
+        for method in METHODS.values()
+    },
     "docs/reference/settings.md": settings.page,
 }
 
 
 def main() -> None:
     for name, page in PAGES.items():
+        (ROOT / name).parent.mkdir(exist_ok=True)
         (ROOT / name).write_text(page(), encoding="utf-8")
 
 

@@ -1,7 +1,7 @@
 """Tables of Markdown, and JSON schemas as rows of them."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from json import dumps
 from typing import Any
 
@@ -60,6 +60,18 @@ def kind(schema: Schema) -> str:
         return f"{schema['type']} {schema['minimum']:g} to {schema['maximum']:.10g}"
     limits = (f"{sign} {schema[key]:g}" for key, sign in LIMITS.items() if key in schema)
     return " ".join([schema.get("type", "any"), *limits])
+
+
+def parameters(fields: Mapping[str, Schema]) -> str:
+    """A table of the fields of a configuration."""
+    rows = ((code(field), *_parameter(schema)) for field, schema in fields.items())
+    return table(("parameter", "default", "may be", "meaning"), rows)
+
+
+def _parameter(schema: Schema) -> tuple[str, str, str]:
+    if "$ref" in schema:
+        return "", "object", "See below."
+    return code(schema.get("default")), kind(schema), schema.get("description", "")
 
 
 def code(value: object) -> str:

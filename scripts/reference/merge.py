@@ -1,14 +1,11 @@
 """The parameters of a fold, from the declarations of the methods."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from grasp_core.config import CommonConfig, Frozen, GateConfig, RefineConfig
 from grasp_core.kinds import KINDS
-from grasp_core.methods import METHODS
-from grasp_core.methods.declaration import AnyMethod
 from grasp_core.parameters import DEFAULT_CANDIDATES, PRESETS
-from scripts.reference.markdown import code, kind, opening, sections, table
+from scripts.reference.markdown import code, opening, parameters, sections, table
 
 PARTS: dict[str, type[Frozen]] = {
     "merge.refine": RefineConfig,
@@ -37,12 +34,8 @@ them, and stands beside the list. All three are valid:
 The second has one candidate, whose parameters stand among the others. The third names none, and has
 the default: {default}.
 """
+METHODS_HAVE = "What each method has beside these is on [its page](methods.md)."
 PRESET = "`preset` starts from a named set of values; what is given beside it wins."
-NEEDS = {
-    "base": "the base of its sources",
-    "gradients": "gradients on the target",
-    "history": "to have merged all earlier sources itself",
-}
 
 
 def page() -> str:
@@ -54,31 +47,13 @@ def page() -> str:
         CANDIDATES.strip().replace("{default}", default),
         "## `merge`",
         "What all candidates of a fold have in common.",
-        _table(CommonConfig.model_json_schema()["properties"]),
+        parameters(CommonConfig.model_json_schema()["properties"]),
         PRESET,
         table(("preset", "parameter", "value"), _presets()),
-        *(part for method in METHODS.values() for part in _method(method)),
+        "## Methods",
+        METHODS_HAVE,
         *(part for name, config in PARTS.items() for part in _part(name, config)),
     )
-
-
-def _method(method: AnyMethod) -> list[str]:
-    """Its own section: what it is, what it needs, and the parameters that only it has."""
-    fields = method.parameters.model_json_schema()["properties"]
-    own = {name: schema for name, schema in fields.items() if name != "method"}
-    parts = [f'## A candidate with `"method": "{method.name}"`', _about(method)]
-    return [*parts, _table(own)] if own else parts
-
-
-def _about(method: AnyMethod) -> str:
-    needs = [words for need, words in NEEDS.items() if getattr(method.needs, need)]
-    about = [
-        method.summary,
-        f"It needs {'; '.join(needs)}." if needs else "",
-        "It remembers something from one fold to the next." if method.state else "",
-        f"The paper is <{method.paper}>." if method.paper else "",
-    ]
-    return " ".join(filter(None, about))
 
 
 def _presets() -> Iterable[tuple[str, str, str]]:
@@ -91,15 +66,4 @@ def _presets() -> Iterable[tuple[str, str, str]]:
 
 def _part(name: str, config: type[Frozen]) -> list[str]:
     fields = config.model_json_schema()["properties"]
-    return [f"## `{name}`", (config.__doc__ or "").strip(), _table(fields)]
-
-
-def _table(fields: Mapping[str, Any]) -> str:
-    rows = ((code(field), *_row(schema)) for field, schema in fields.items())
-    return table(("parameter", "default", "may be", "meaning"), rows)
-
-
-def _row(schema: dict[str, Any]) -> tuple[str, str, str]:
-    if "$ref" in schema:
-        return "", "object", "See below."
-    return code(schema.get("default")), kind(schema), schema.get("description", "")
+    return [f"## `{name}`", (config.__doc__ or "").strip(), parameters(fields)]

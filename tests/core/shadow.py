@@ -71,13 +71,13 @@ def merge(bench: Workbench, parameters: ShadowConfig, state: Mapping[str, Tensor
         bench.load(weights)
     sums.asked.clear()
     MADE.append(sums)
+    bench.remember(sums)
     count = int(sums.before[COUNT]) + 1 if sums.before is not None else 1
     return Merge(
         parameters=tuple(
             bench.report(name, 1 / count, float(moved[name].abs().mean())) for name in names
         ),
         details={"count": count},
-        state=sums,
     )
 
 

@@ -305,7 +305,7 @@ def test_a_state_that_is_not_declared_is_a_mistake(
 ) -> None:
     monkeypatch.setitem(METHODS, "shadow", replace(SHADOW, state=None))
 
-    with pytest.raises(ConfigError, match="declares none"):
+    with pytest.raises(ConfigError, match="declares no state"):
         files.fold(0)
 
 
@@ -341,8 +341,8 @@ def test_parameters_of_another_method_are_refused_by_name() -> None:
         ("tau",): "shadow has no such parameter; it is one of grasp",
         ("tua",): "Extra inputs are not permitted",
     }
-    assert problems({"scale": 0.5}) == {
-        ("scale",): "grasp has no such parameter; it is one of shadow"
+    assert problems({"alpha": 0.5}) == {
+        ("alpha",): "grasp has no such parameter; it is one of regmean, opcm"
     }
 
 
@@ -475,7 +475,8 @@ def test_a_method_leaves_another_file_with_one_line_and_is_given_it_again(
         seen.append(count if state is None else count + int(state["hundreds"]))
         bench.keep("state/pair+seen", {"count": torch.tensor(count)})
         taken = take_source(bench)
-        return Merge(taken.parameters, state={"hundreds": torch.tensor(100 * count)})
+        bench.remember({"hundreds": torch.tensor(100 * count)})
+        return Merge(taken.parameters)
 
     pair = Method("pair", "Leaves two files.", None, MethodConfig, merge, state=1)
     monkeypatch.setitem(METHODS, "pair", pair)

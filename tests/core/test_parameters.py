@@ -89,7 +89,7 @@ def test_one_candidate_is_stored_as_when_there_could_be_no_other() -> None:
             ("candidates",),
             "at most",
         ),
-        ({"candidates": ["keep", "ties"]}, ("candidates", 1, "method"), "there are keep, source"),
+        ({"candidates": ["keep", "tyes"]}, ("candidates", 1, "method"), "there are keep, source"),
         ({"candidates": ["keep", 3]}, ("candidates", 1, "method"), "no such method"),
         ({"candidates": [{"method": "grasp", "tau": 2}]}, ("candidates", 0, "tau"), "or auto"),
         (
@@ -121,7 +121,7 @@ def test_nonsense_is_refused_by_its_place(
 
 
 def test_all_that_is_wrong_is_told_at_once() -> None:
-    values = {"candidates": ["ties", {"method": "grasp", "tau": 2}], "heat": 3, "seeed": 1}
+    values = {"candidates": ["tyes", {"method": "grasp", "tau": 2}], "heat": 3, "seeed": 1}
 
     assert find_problems(values).keys() == {
         ("candidates", 0, "method"),

@@ -51,6 +51,7 @@ def make_bench(weights: dict[str, Tensor], work_dir: Path, config: FoldConfig) -
         seed=SEED,
         work_dir=work_dir,
         fold_id="test",
+        source_sha256="",
     )
 
 
