@@ -123,7 +123,8 @@ def fold_tensors(
     with bench.recorder.stage("transfer"):
         remembered = bench.remember(sums)
         bench.load_computed(Merged(bench, sums, remembered))
-        reports = tuple(bench.report(name, share) for name, share in sums.shares.items())
+        names = [name for name, _ in bench.model.named_parameters()]
+        reports = tuple(bench.report(name, sums.shares[name]) for name in names)
         return Merge(reports, details={"sources": int(sums.counts[-1])})
 
 
@@ -137,7 +138,7 @@ class Sums(Mapping[str, Tensor]):
         self, bench: Workbench, rule: Rule, state: Parts | None, vectors: TaskVectorConfig | None
     ) -> None:
         self.rule, self._bench, self._state, self._vectors = rule, bench, state, vectors
-        self.shares: dict[str, float] = {}  # of a parameter that the source gave, in their order
+        self.shares: dict[str, float] = {}  # of each parameter, that the source gave
         self._parameters = [name for name, _ in bench.model.named_parameters()]
         self.counts = self._count(1)
         self._measured = self._measure(bench.source, bench.source.match.known())
