@@ -6,7 +6,7 @@
 A cell is a target of which little is labelled, and a few checkpoints that come in for it, one after
 another. Every row gets the same files in the same order; all but the paper's preset and the last
 release's default fine-tune for the same number of steps a fold, at the learning rate that the first
-source's fold has found. Figures are of what comes out at the end, on the target's test split, which
+source's fold has found. Outcome are of what comes out at the end, on the target's test split, which
 decides nothing. Differences are paired, cell by cell; ± is one standard error over cells.
 
 Beds: scikit-learn's digits as the demo scans them (12 cells), the clothes of Fashion-MNIST with
@@ -47,7 +47,7 @@ from torch import Tensor, nn
 
 from app.charts.svg import Scale, drawing, element, number, ticks
 from bench.beds import LONG, QUICK, Cell, Files, list_cells
-from bench.budget import BEFORE, Figures
+from bench.budget import BEFORE
 from bench.common import Promise, print_table, say, settle
 from grasp_core import (
     Checkpoint,
@@ -55,12 +55,12 @@ from grasp_core import (
     FoldReport,
     Runtime,
     build_model,
-    evaluate,
     fold,
     load_weights,
     parse_config,
 )
-from grasp_core.report import Difference, Metrics, SplitMetrics
+from grasp_core.evaluation import predict
+from grasp_core.report import Difference
 
 ROOT = Path(__file__).parents[1]
 CODE = (  # what figures depend on, besides what is below
@@ -74,6 +74,14 @@ SLACK, LEAST_GAIN = 0.3, 5.0  # points
 Values = Mapping[str, Any]
 
 
+class Outcome(NamedTuple):
+    """Of what comes out at the end, on test."""
+
+    accuracy: float
+    log_likelihood: float
+    right: str = ""  # an example each: 1 where it was right, else 0; nothing: nobody looked
+
+
 class Version(NamedTuple):
     """What a fold has published."""
 
@@ -83,16 +91,9 @@ class Version(NamedTuple):
 
     @property
     def val_log_likelihood(self) -> float:
-        return _figures(self._metrics.val).log_likelihood
-
-    @property
-    def figures(self) -> Figures:
-        return _figures(self._metrics.test)
-
-    @property
-    def _metrics(self) -> SplitMetrics:
         assert self.report.metrics.after is not None
-        return self.report.metrics.after
+        likelihood = self.report.metrics.after.val.log_likelihood
+        return -math.inf if likelihood is None else likelihood
 
 
 class Folds:
@@ -119,16 +120,20 @@ class Folds:
         assert found is not None
         return found.rate
 
-    def ancestor(self) -> Figures:
+    def ancestor(self) -> Outcome:
         values = {"method": "source"}
-        return self._fold(self._files.ancestor, values, None, self.rate, force=True).figures
+        return self.look(self._fold(self._files.ancestor, values, None, self.rate, force=True))
 
-    def best(self) -> Figures:
-        return max(self.each, key=lambda version: version.val_log_likelihood).figures
+    def best(self) -> Outcome:
+        return self.look(max(self.each, key=lambda version: version.val_log_likelihood))
+
+    def look(self, version: Version) -> Outcome:
+        """At the test split."""
+        return self._examine(self._open(version.weights))
 
     def in_turn(
         self, values: Values, *, first: Values | None = None, force: bool = False
-    ) -> Figures:
+    ) -> Outcome:
         """A fold of each source. Without `first`, what else is said to the fold of the first, that
         fold is the one of all rows. `force`: as by hand, where no gate refuses anything."""
         if first is not None:
@@ -138,13 +143,17 @@ class Folds:
         for source in self._files.sources[1:]:
             kept = self._follow(source, values, kept, force)
         classes = len(self._files.spec.classes)  # if all are refused, one has to guess
-        return kept.figures if kept is not None else Figures(1 / classes, -math.log(classes))
+        return self.look(kept) if kept is not None else Outcome(1 / classes, -math.log(classes))
 
-    def ensemble(self, *, adapted: bool) -> Figures:
+    def ensemble(self, *, adapted: bool) -> Outcome:
         paths = [version.weights for version in self.each] if adapted else self._files.sources
-        ensemble = Ensemble(self._open(path) for path in paths)
+        return self._examine(Ensemble(self._open(path) for path in paths))
+
+    def _examine(self, model: nn.Module) -> Outcome:
         runtime = Runtime.choose(parse_config({"device": "cpu"}))
-        return _figures(evaluate(ensemble, self._files.task, "test", runtime, 32))
+        said = predict(model, self._files.task, "test", runtime, 32)
+        right = "".join(map(str, said.right.astype(int)))
+        return Outcome(said.metrics.accuracy, said.mean_log_likelihood, right)
 
     def _follow(
         self, source: Path, values: Values, kept: Version | None, force: bool
@@ -203,7 +212,7 @@ class Row:
 
     name: str
     values: Values  # parameters of its folds
-    run: Callable[[Folds], Figures]
+    run: Callable[[Folds], Outcome]
     first: Values | None = None  # what else is said to the fold of the first source
     force: bool = False  # whether no gate refuses anything
     is_control: bool = True  # with the memory of one model, as ours
@@ -218,7 +227,7 @@ LAST_RELEASE = _in_turn("last release's default", BEFORE, {"norm_stats": "keep"}
 ROWS = (
     OURS,
     Row("ancestor fine-tuned", {}, Folds.ancestor),
-    Row("first source fine-tuned", {}, lambda folds: folds.alone(0).figures),
+    Row("first source fine-tuned", {}, lambda folds: folds.look(folds.alone(0))),
     Row("best source fine-tuned, by validation", {}, Folds.best),
     _in_turn("mean of sources, fine-tuned", {"method": "mean"}, force=True),
     _in_turn("keep alone: first source, refined on", {"method": "keep"}),
@@ -229,24 +238,24 @@ ROWS = (
     Row("ensemble as they came, O(K)", {}, lambda f: f.ensemble(adapted=False), is_control=False),
     Row("ensemble of adapted, O(K)", {}, lambda f: f.ensemble(adapted=True), is_control=False),
 )
-Results = dict[str, Figures]  # of one cell, by row
+Results = dict[str, Outcome]  # of one cell, by row
 
 
 class Store:
-    """Figures of cells and rows, each in a small file whose name says what it depends on."""
+    """Outcome of cells and rows, each in a small file whose name says what it depends on."""
 
     def __init__(self, folder: Path, code: str) -> None:
         self._folder, self._code = folder, code
         folder.mkdir(parents=True, exist_ok=True)
 
-    def read(self, cell: Cell, row: Row) -> Figures | None:
+    def read(self, cell: Cell, row: Row) -> Outcome | None:
         try:
             saved = json.loads(self._path(cell, row).read_text())
         except FileNotFoundError:
             return None
-        return Figures(saved["accuracy"], saved["log_likelihood"])
+        return Outcome(*(saved[name] for name in Outcome._fields))
 
-    def write(self, cell: Cell, row: Row, figures: Figures) -> None:
+    def write(self, cell: Cell, row: Row, figures: Outcome) -> None:
         path = self._path(cell, row)
         beside = path.with_suffix(".part")
         about = {"cell": str(cell), "row": row.name, "depends_on": self._about(cell, row)}
@@ -294,9 +303,17 @@ def pair(ours: Sequence[float], others: Sequence[float]) -> Difference | None:
 
 def compare(cells: Sequence[Results], row: str) -> tuple[Difference | None, Difference | None]:
     """Our default minus a row: of accuracy, and of the log-likelihood."""
-    ours, theirs = (zip(*(c[name] for c in cells), strict=True) for name in (OURS.name, row))
-    accuracy, likelihood = (pair(a, b) for a, b in zip(ours, theirs, strict=True))
-    return accuracy, likelihood
+    ours, theirs = ([cell[name] for cell in cells] for name in (OURS.name, row))
+    return (
+        pair([each.accuracy for each in ours], [each.accuracy for each in theirs]),
+        pair([each.log_likelihood for each in ours], [each.log_likelihood for each in theirs]),
+    )
+
+
+def compare_examples(cell: Results, row: str) -> Difference | None:
+    """The same of one cell's accuracy, test example by test example."""
+    ours, theirs = cell[OURS.name].right, cell[row].right
+    return pair([int(a) for a in ours], [int(b) for b in theirs]) if ours and theirs else None
 
 
 def report(title: str, cells: Sequence[Results]) -> None:
@@ -304,8 +321,21 @@ def report(title: str, cells: Sequence[Results]) -> None:
     print_table(f"{title}, {len(cells)} cells", heads, [_line(cells, row.name) for row in ROWS])
 
 
+def report_cells(cells: Mapping[str, Results]) -> None:
+    """Our default minus each row, cell by cell, in points; ± is over the examples of test."""
+    names = [row.name for row in ROWS if row is not OURS]
+    lines = [(row, *(_show_cell(results, row) for results in cells.values())) for row in names]
+    print_table("our default minus each row, in points of test", ("", *cells), lines)
+
+
+def _show_cell(cell: Results, row: str) -> str:
+    difference = compare_examples(cell, row)
+    return "-" if difference is None else _show(difference, 100, 1)
+
+
 def _line(cells: Sequence[Results], row: str) -> tuple[str, ...]:
-    accuracy, likelihood = map(fmean, zip(*(results[row] for results in cells), strict=True))
+    accuracy = fmean(results[row].accuracy for results in cells)
+    likelihood = fmean(results[row].log_likelihood for results in cells)
     means = (f"{100 * accuracy:.1f}", f"{likelihood:.3f}")
     if row == OURS.name:
         return row, *means, "", ""
@@ -378,18 +408,19 @@ def main() -> int:
     args = parse_arguments()
     torch.set_num_threads(1)
     began, size = time.monotonic(), QUICK if args.quick else LONG
-    by_bed: dict[str, list[Results]] = {bed: [] for bed in args.beds}
+    by_bed: dict[str, dict[str, Results]] = {bed: {} for bed in args.beds}
     with work_folder(args.work) as work:
         store = Store(work / "results", code_digest())
         for bed in args.beds:
             for cell in list_cells(bed, args.data, work / code_digest(), size, args.cells):
                 cell_began = time.monotonic()
-                by_bed[bed].append(measure(cell, store))
-                ours, seconds = by_bed[bed][-1][OURS.name], time.monotonic() - cell_began
+                by_bed[bed][str(cell)] = results = measure(cell, store)
+                ours, seconds = results[OURS.name], time.monotonic() - cell_began
                 say(f"{cell}: our default {100 * ours.accuracy:.1f} %, {seconds:.0f} s")
-    cells = [results for found in by_bed.values() for results in found]
+    cells = [results for found in by_bed.values() for results in found.values()]
     for bed, found in by_bed.items():
-        report(bed, found)
+        report(bed, list(found.values()))
+        report_cells(found)
     report("all", cells)
     if args.plot:
         args.plot.write_text(draw(cells))
@@ -417,11 +448,6 @@ def work_folder(given: Path | None) -> Iterator[Path]:
         return
     with TemporaryDirectory(prefix="accuracy-") as folder:
         yield Path(folder)
-
-
-def _figures(metrics: Metrics) -> Figures:
-    likelihood = metrics.log_likelihood
-    return Figures(metrics.accuracy, -math.inf if likelihood is None else likelihood)
 
 
 def _digest(content: bytes) -> str:

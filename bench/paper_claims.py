@@ -19,9 +19,8 @@ from typing import Any
 
 import torch
 
-from bench.accuracy import Folds, pair
+from bench.accuracy import Folds, Outcome, pair
 from bench.beds import QUICK, list_cells
-from bench.budget import Figures
 from bench.common import print_table, say
 
 GRASP: Mapping[str, Any] = {"method": "grasp"}
@@ -37,7 +36,7 @@ FIRST, REVERSED = next(iter(CHAIN)), "our default, sources in reverse"
 
 def measure(
     beds: Sequence[str], data: Path, count: int
-) -> Iterator[tuple[str, dict[str, Figures]]]:
+) -> Iterator[tuple[str, dict[str, Outcome]]]:
     """By bed, the rows of each cell."""
     for bed in beds:
         with TemporaryDirectory(prefix="claims-") as shared:
@@ -54,7 +53,7 @@ def measure(
                 yield bed, rows
 
 
-def print_rows(title: str, cells: Sequence[Mapping[str, Figures]]) -> None:
+def print_rows(title: str, cells: Sequence[Mapping[str, Outcome]]) -> None:
     lines = []
     for name in cells[0]:
         accuracies = [100 * cell[name].accuracy for cell in cells]
@@ -65,7 +64,7 @@ def print_rows(title: str, cells: Sequence[Mapping[str, Figures]]) -> None:
     print_table(f"{title}, {len(cells)} cells", heads, lines)
 
 
-def print_spread(cells: Sequence[Mapping[str, Figures]]) -> None:
+def print_spread(cells: Sequence[Mapping[str, Outcome]]) -> None:
     """How much the order of the sources moves what comes out."""
     moves = [abs(cell["our default"].accuracy - cell[REVERSED].accuracy) for cell in cells]
     print(f"\nthe order moves our default by {100 * sum(moves) / len(moves):.1f} points on average")
@@ -80,7 +79,7 @@ def main() -> None:
     parser.add_argument("--beds", nargs="+", default=["digits", "clothes"])
     args = parser.parse_args()
     torch.set_num_threads(1)
-    by_bed: dict[str, list[dict[str, Figures]]] = {}
+    by_bed: dict[str, list[dict[str, Outcome]]] = {}
     for bed, rows in measure(args.beds, args.data, args.cells):
         by_bed.setdefault(bed, []).append(rows)
     for bed, cells in by_bed.items():

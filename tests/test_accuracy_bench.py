@@ -9,10 +9,19 @@ import numpy as np
 import pytest
 import torch
 
-from bench import accuracy
-from bench.accuracy import LAST_RELEASE, OURS, ROWS, Ensemble, Results, Store, draw, measure
+from bench import accuracy, paper_claims
+from bench.accuracy import (
+    LAST_RELEASE,
+    OURS,
+    ROWS,
+    Ensemble,
+    Outcome,
+    Results,
+    Store,
+    draw,
+    measure,
+)
 from bench.beds import Cell, Files, write_some
-from bench.budget import Figures
 from grasp_cli.demo.digits import DECADES
 from grasp_cli.demo.experiment import QUICK, SPEC, Experiment
 from grasp_core import fold, open_task, parse_config
@@ -31,7 +40,7 @@ def prepare(folder: Path) -> Files:
 CELL = Cell("digits", 0, {"labels": 60}, prepare)
 
 
-def results(ours: Figures, others: Figures) -> Results:
+def results(ours: Outcome, others: Outcome) -> Results:
     return {row.name: ours if row is OURS else others for row in ROWS}
 
 
@@ -51,6 +60,30 @@ def test_every_row_comes_out_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         measure(CELL, Store(tmp_path, "other code"))
     with pytest.raises(AssertionError, match="again"):
         measure(Cell("digits", 0, {"labels": 61}, prepare), Store(tmp_path, "code"))
+
+
+def test_the_claims_of_the_paper_are_measured_on_a_cell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    orders = []
+
+    def watch(folds: accuracy.Folds, values: accuracy.Values, **more: Any) -> Outcome:
+        orders.append([path.name for path in folds._files.sources])
+        return Outcome(0.5 + 0.01 * len(orders), -1.0)
+
+    monkeypatch.setattr(accuracy.Folds, "in_turn", watch)
+    monkeypatch.setattr(paper_claims, "list_cells", lambda *_: [CELL])
+
+    ((bed, rows),) = paper_claims.measure(["digits"], tmp_path, 1)
+
+    assert bed == "digits"
+    assert list(rows) == [*paper_claims.CHAIN, paper_claims.REVERSED]
+    assert orders[-1] == orders[0][::-1] != orders[0]
+    paper_claims.print_rows("all", [rows])
+    paper_claims.print_spread([rows])
+    said = capsys.readouterr().out
+    assert all(name in said for name in rows)
+    assert "the order moves our default by 1.0 points on average" in said
 
 
 def test_first_fold_is_the_same_for_all_methods(tmp_path: Path) -> None:
@@ -73,7 +106,7 @@ def test_first_fold_is_the_same_for_all_methods(tmp_path: Path) -> None:
 
 def test_what_is_interrupted_goes_on(tmp_path: Path) -> None:
     store = Store(tmp_path, "code")
-    known = {row.name: Figures(0.1 * place, -1.0) for place, row in enumerate(ROWS[:3])}
+    known = {row.name: Outcome(0.1 * place, -1.0) for place, row in enumerate(ROWS[:3])}
     for row in ROWS[:3]:
         store.write(CELL, row, known[row.name])
     (tmp_path / "torn.part").write_text("{")
@@ -84,8 +117,8 @@ def test_what_is_interrupted_goes_on(tmp_path: Path) -> None:
 
 def test_differences_are_paired() -> None:
     cells = [
-        results(Figures(0.80, -0.5), Figures(0.70, -0.7)),
-        results(Figures(0.60, -0.9), Figures(0.54, -1.0)),
+        results(Outcome(0.80, -0.5), Outcome(0.70, -0.7)),
+        results(Outcome(0.60, -0.9), Outcome(0.54, -1.0)),
     ]
     points, nats = accuracy.compare(cells, LAST_RELEASE.name)
     assert points is not None
@@ -96,10 +129,22 @@ def test_differences_are_paired() -> None:
     assert nats.error == pytest.approx(0.05)
 
 
+def test_differences_of_one_cell_are_paired_by_its_examples() -> None:
+    cell = results(Outcome(0.75, -0.5, "1101"), Outcome(0.5, -0.7, "0101"))
+
+    difference = accuracy.compare_examples(cell, LAST_RELEASE.name)
+
+    assert difference is not None
+    assert difference.mean == pytest.approx(0.25)
+    assert difference.error == pytest.approx(0.25)  # of 1, 0, 0 and 0
+    nobody_looked = results(Outcome(0.75, -0.5), Outcome(0.5, -0.7))
+    assert accuracy.compare_examples(nobody_looked, LAST_RELEASE.name) is None
+
+
 def test_promises_are_of_controls_above_ours() -> None:
     cells = [
-        results(Figures(0.70, -0.5), Figures(0.71, -0.7)),
-        results(Figures(0.70, -0.5), Figures(0.73, -0.7)),
+        results(Outcome(0.70, -0.5), Outcome(0.71, -0.7)),
+        results(Outcome(0.70, -0.5), Outcome(0.73, -0.7)),
     ]
     promises = {promise.text: promise for promise in accuracy.make_promises(cells)}
     mean = next(p for text, p in promises.items() if text.startswith("mean of sources"))
@@ -114,7 +159,7 @@ def test_promises_are_of_controls_above_ours() -> None:
 def test_figures_that_are_not_finite_are_said_and_not_drawn(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    cells = [results(Figures(0.7, -0.5), Figures(0.6, -math.inf))] * 2
+    cells = [results(Outcome(0.7, -0.5), Outcome(0.6, -math.inf))] * 2
     accuracy.report("all", cells)
     assert "not finite" in capsys.readouterr().out
     assert draw(cells).count("<circle") == len(ROWS) - 1
