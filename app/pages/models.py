@@ -184,7 +184,7 @@ def model_page(model: Reference, service: ServiceDep, page: PageDep) -> HTMLResp
                 session.get_one(Target, row.target_id), GateConfig.model_validate(row.merge["gate"])
             ),
             chart=accuracy_chart(entries) if entries else None,
-            gains=list_gains(entries),
+            gains=list_gains(session, row, entries),
             classes=class_table(entries, row.classes or ()),
             origins=_newest_origins(session, row),
             sources=_sources(session, row),

@@ -22,7 +22,7 @@ from app.service import ServiceDep
 from grasp_core.report import Difference, Figures, FoldReport
 from registry.blobs.damage import find_failure, find_version_problems, version_inputs
 from registry.lookup import find_named
-from registry.tables import Model, ProblemKind, Source, Version
+from registry.tables import Job, Model, ProblemKind, Source, Version
 from registry.versions import find_version
 
 MOST_VERSIONS = 100  # on a chart and in a table; the API lists all
@@ -121,15 +121,40 @@ def _entry(
 class Gain:
     """What a source was worth, with a bar of it where that was measured."""
 
-    entry: Entry
+    source: str | None
+    job: str
+    version: int | None  # None: it was refused
+    worth: Difference | None
+    text: str
     bar: Markup | None
 
 
-def list_gains(entries: Sequence[Entry]) -> list[Gain]:
-    """In order of arrival; nothing where no source ran against doing without it."""
-    told = [entry for entry in entries if entry.sentence]
-    half = reach(entry.worth for entry in told)
-    return [Gain(each, gain_bar(each.worth, half) if each.worth else None) for each in told]
+def list_gains(session: Session, model: Model, entries: Sequence[Entry]) -> list[Gain]:
+    """Of the newest sources, in order of arrival."""
+    query = (
+        select(Job, Source.name)
+        .join(Source, Source.job_id == Job.id)
+        .where(Job.model_id == model.id, Job.status.in_(("succeeded", "rejected")))
+        .order_by(Job.seq.desc())
+        .limit(MOST_VERSIONS)
+    )
+    known = {entry.number: entry for entry in entries}
+    half = reach(entry.worth for entry in entries)
+    found = session.execute(query).all()
+    return [_gain(job, name, known.get(job.version or 0), half) for job, name in reversed(found)]
+
+
+def _gain(job: Job, source: str, entry: Entry | None, half: float) -> Gain:
+    worth = entry.worth if entry else None
+    if job.status == "rejected":
+        text = f"refused: {(job.verdict or {}).get('reason') or 'see its job'}"
+    elif entry is not None and entry.sentence:
+        text = entry.sentence.split("; ")[-1]
+    else:
+        first = entry is not None and entry.version.parent is None
+        text = f"{'the first' if first else 'it ran alone'}: nothing to compare with"
+    bar = gain_bar(worth, half) if worth else None
+    return Gain(source, job.id, job.version, worth, text, bar)
 
 
 def accuracy_chart(entries: Sequence[Entry]) -> Markup:
