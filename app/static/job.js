@@ -64,14 +64,20 @@ function showMetrics({ curves, loss, step, steps, trial, trials, val_accuracy: a
   field("step", step === undefined ? "–" : `${step} of ${steps}`);
   field("trial", trials ? `learning rate ${trial} of ${trials}` : "");
   field("val_accuracy", accuracy === undefined ? "–" : percent(accuracy, 1));
-  draw(figure, Object.entries(curves), steps);
+  draw(figure, running(Object.entries(curves)), steps);
+}
+
+// Rates that were tried make way for the candidates that are refined at the best of them.
+function running(curves) {
+  const candidates = curves.filter(([name]) => !name.includes(", rate "));
+  return candidates.length ? candidates : curves;
 }
 
 // Losses over steps: a line for each candidate, or for each learning rate that is tried.
 function draw(figure, curves, steps) {
   const points = curves.flatMap(([, curve]) => curve);
   const far = Math.max(steps ?? 1, ...points.map(([at]) => at));
-  const high = Math.max(...points.map(([, loss]) => loss));
+  const high = Math.max(1e-9, ...points.map(([, loss]) => loss));
   const place = ([at, loss]) =>
     `${((WIDTH * at) / far).toFixed(1)},${(HEIGHT - (HEIGHT - 10) * (loss / high)).toFixed(1)}`;
   const lines = curves.map(([, curve], i) =>

@@ -16,7 +16,8 @@ form?.addEventListener("submit", async (event) => {
 });
 
 function body() {
-  const model = { merge: { candidates: candidates() }, preprocessing: {} };
+  const chosen = candidates();
+  const model = { merge: chosen.length ? { candidates: chosen } : {}, preprocessing: {} };
   for (const { name, value } of form.querySelectorAll(".fields > label > [name]:not([type=file])")) {
     const [outer, inner] = name.split(".");
     if (value !== "" && inner) model[outer][inner] = read(value);

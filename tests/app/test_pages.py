@@ -17,6 +17,7 @@ OF_THE_STORY = (
     "/ui/models/merged",
     "/ui/models/{model}",
     "/ui/models/merged/versions/1",
+    "/ui/models/merged/versions/2",
     "/ui/models/merged/versions/3",
     "/ui/models/merged/versions/4",
     "/ui/models/merged/compare?a=1&b=3",

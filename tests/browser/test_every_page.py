@@ -61,6 +61,30 @@ def test_a_page_with_much_to_show(
         assert visitor.faults() == []
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("window", WINDOWS)
+def test_candidates_have_bars_and_their_source_a_sentence(
+    browser: Browser, populated: tuple[Harness, Story], window: str, scheme: str
+) -> None:
+    harness, _ = populated
+    options = {**WINDOWS[window], "color_scheme": scheme}
+    with visiting(browser, address(harness), **options) as visitor:
+        visitor.visit("/ui/models/merged/versions/2")
+        visitor.sees("+1.1 points on test over doing without it (-0.9 to 3.1); grasp won over")
+        bars = visitor.page.locator(".gains svg.gain")
+        assert bars.count() == 4  # of two measures, for each of two that ran against keep
+        assert all(bar.is_visible() for bar in bars.all())
+        assert visitor.page.locator(".gains .pill.won").count() == 1
+        colours = {
+            bars.first.locator("rect").evaluate("rect => getComputedStyle(rect).fill"),
+            visitor.page.evaluate("getComputedStyle(document.body).backgroundColor"),
+        }
+        assert len(colours) == 2
+        visitor.visit("/ui/models/merged")
+        visitor.sees("Grasp won over keep, source")
+        assert visitor.page.locator(".gains svg.gain").count() == 1
+
+
 @pytest.mark.parametrize("window", WINDOWS)
 def test_a_page_without_anything(browser: Browser, empty: Harness, window: str) -> None:
     with visiting(browser, address(empty), **WINDOWS[window]) as visitor:
