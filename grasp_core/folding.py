@@ -15,7 +15,7 @@ from grasp_core.checkpoints import write_checkpoint
 from grasp_core.config import FoldConfig
 from grasp_core.evaluation import differ
 from grasp_core.files import copy_file
-from grasp_core.gate import find_bad_tensors, judge
+from grasp_core.gate import find_bad_tensors, judge, name_cause
 from grasp_core.inputs import Inputs
 from grasp_core.kinds import check_augmentation, find_kind
 from grasp_core.methods import METHODS
@@ -100,12 +100,9 @@ def fold(
             )
             flaw = find_bad_tensors(inputs.source, inputs.merged, config.gate)
         if flaw and not force:
-            provenance = inputs.earlier_provenance
-            return FoldReport(
-                **_describe(bench, inputs), outcome="rejected", reason=flaw, provenance=provenance
-            )
+            return _refuse(bench, inputs, flaw)
 
-        before, as_it_came = evaluate_before(bench)
+        before, source_alone = evaluate_before(bench)
         race = Race(bench, learning_rate)
         race.run()
         winner = race.choose(before.val if before else None)
@@ -124,22 +121,28 @@ def fold(
         return FoldReport(
             **_describe(bench, inputs),
             **_describe_winner(bench, winner),
+            **_describe_race(race, winner),
+            **_measure(before, source_alone, keep, after),
             outcome=outcome,
             reason=AS_IT_WAS if outcome == "kept" else reason,
             forced=reason is not None and force,
             sha256=sha256,
             files=made,
-            metrics=MetricsReport(
-                before=before and before.metrics, after=after.metrics, source=as_it_came.metrics
-            ),
-            change=before and before.compare(after),
             gate=verdict,
-            candidates=tuple(_report(each, race, winner) for each in race.candidates),
-            worth=_measure_worth(keep, after) if keep else None,
             provenance=provenance,
-            learning_rate=race.learning_rate or (winner and winner.refined.learning_rate),
-            warnings=_warn(race, winner, as_it_came),
+            warnings=_warn(race, winner, source_alone),
         )
+
+
+def _refuse(bench: Workbench, inputs: Inputs, flaw: str) -> FoldReport:
+    """The report on a source that nothing is tried with."""
+    return FoldReport(
+        **_describe(bench, inputs),
+        outcome="rejected",
+        reason=flaw,
+        cause=name_cause(inputs.source),
+        provenance=inputs.earlier_provenance,
+    )
 
 
 def _choose_files(config: FoldConfig, files: Mapping[str, str | Path]) -> dict[str, Path]:
@@ -190,7 +193,7 @@ def _publish_files(
         return ()
     made: list[NamedFile] = []
     for each in race.candidates:
-        own = [f for f in each.merged.files if each is winner or f.name.startswith(STATES)]
+        own = [f for f in each.files if each is winner or f.name.startswith(STATES)]
         publish_files(each.bench.work_dir, own, Path(output))
         made += own
     return tuple(sorted(made, key=lambda file: file.name))
@@ -227,26 +230,42 @@ def _describe_winner(bench: Workbench, winner: Candidate | None) -> dict[str, An
     }
 
 
-def _measure_worth(keep: Evaluation, after: Evaluation) -> Worth | None:
-    return Worth.measure(differ(keep.val, after.val), differ(keep.test, after.test))
+def _describe_race(race: Race, winner: Candidate | None) -> dict[str, Any]:
+    return {
+        "candidates": tuple(_report(each, race, winner) for each in race.candidates),
+        "learning_rate": race.learning_rate or (winner and winner.refined.learning_rate),
+    }
+
+
+def _measure(
+    before: Evaluation | None, source: Evaluation, keep: Evaluation | None, after: Evaluation
+) -> dict[str, Any]:
+    """How good the version is, and what it gained."""
+    return {
+        "metrics": MetricsReport(
+            before=before and before.metrics, after=after.metrics, source=source.metrics
+        ),
+        "change": before and before.compare(after),
+        "worth": keep and Worth.measure(differ(keep.val, after.val), differ(keep.test, after.test)),
+    }
 
 
 def _report(candidate: Candidate, race: Race, winner: Candidate | None) -> CandidateReport:
-    merged, refined = candidate.merged, candidate.refined
-    keep, stages = race.keep, candidate.stages
+    runner, merged, stages = candidate.runner, candidate.merged, candidate.stages
+    refined, keep = runner.refined, race.keep
     gain = None
-    if keep is not None and candidate is not keep and candidate.reason is None:
-        gain = differ(keep.predictions, candidate.predictions)
+    if keep is not None and candidate.method.name != "keep" and runner.reason is None:
+        gain = differ(keep.predictions, runner.predictions)
     return CandidateReport(
         name=candidate.name,
         method=candidate.method.name,
         config=candidate.parameters.model_dump(mode="json"),
-        outcome="won" if candidate is winner else "out" if candidate.reason else "lost",
-        reason=candidate.reason,
+        outcome="won" if candidate is winner else "out" if runner.reason else "lost",
+        reason=runner.reason,
         same_as=candidate.twin and candidate.twin.name,
-        went_on=candidate.went_on,
+        went_on=runner.went_on,
         share=merged.share if merged.parameters else None,
-        val=candidate.val and summarize(candidate.val.metrics),
+        val=runner.val and summarize(runner.val.metrics),
         gain=gain,
         learning_rate=refined.learning_rate,
         history=refined.history,

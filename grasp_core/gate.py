@@ -15,7 +15,7 @@ from torch import Tensor
 
 from grasp_core.config import GateConfig
 from grasp_core.evaluation import Predictions
-from grasp_core.report import Comparison, Verdict
+from grasp_core.report import Cause, Comparison, Verdict
 from grasp_core.significance import lower_tail, paired_p_value
 
 SMALL_RMS = 0.01  # a tensor this small (a bias at zero) is no measure for the source's
@@ -47,6 +47,11 @@ def find_bad_tensors(
     return None
 
 
+def name_cause(source: Mapping[str, Tensor]) -> Cause:
+    """Of a source that `find_bad_tensors` refuses: whether any setting would allow it."""
+    return "not_finite" if find_infinite(source) else "norm"
+
+
 def find_infinite(tensors: Mapping[str, Tensor]) -> str | None:
     """The names of those with a value that is no number, or too large for one."""
     found = [
@@ -70,14 +75,20 @@ def judge(before: Predictions | None, after: Predictions, config: GateConfig) ->
     A drop counts if it is larger than allowed *and* more than chance would explain.
     """
     if after.metrics.log_likelihood is None:
-        return Verdict(reason="the folded model's outputs are not finite")
+        return Verdict(reason="the folded model's outputs are not finite", cause="not_finite")
     if before is None:
-        return Verdict(reason=_below_floor(after, config))
+        floor = _below_floor(after, config)
+        return Verdict(reason=floor, cause="floor" if floor else None)
     overall = _compare(before.right, after.right, config.max_drop, config)
     classes = _compare_classes(before, after, config)
     named = {"": overall} if overall.refused else {f" of class {n}": c for n, c in classes.items()}
     falls = [_describe(name, found) for name, found in named.items() if found.refused]
-    return Verdict(reason="; ".join(falls) or None, overall=overall, classes=classes)
+    return Verdict(
+        reason="; ".join(falls) or None,
+        cause="fall" if falls else None,
+        overall=overall,
+        classes=classes,
+    )
 
 
 def root_mean_square(tensor: Tensor) -> float:

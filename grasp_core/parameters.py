@@ -7,7 +7,9 @@ parameters of their own. Where there is one candidate, its parameters may stand 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from pydantic import ValidationError
@@ -20,6 +22,7 @@ from grasp_core.methods.declaration import AnyMethod
 
 Values = Mapping[str, Any]
 
+ALL = "all"  # methods that are installed, as candidates
 DEFAULT_CANDIDATES = ("keep", "source", "mean", "grasp")  # docs/adr/0016
 PRESETS: dict[str, dict[str, Any]] = {
     # The authors' released code: the source in eval mode, the merged model in train mode (whose
@@ -77,6 +80,17 @@ def change_config(values: Values, changes: Values) -> FoldConfig:
         common = {name: value for name, value in values.items() if name in COMMON}
         values = common | {"preset": None}
     return parse_config(replace_values(values, changes))
+
+
+def read_candidates(text: str) -> tuple[MethodConfig, ...]:
+    """Names between commas, `all` methods, or a list in JSON. Raises ValidationError."""
+    entries: object = [name.strip() for name in text.split(",")]
+    if text.strip() == ALL:
+        entries = list(METHODS)
+    elif text.lstrip().startswith("["):
+        with suppress(ValueError):
+            entries = json.loads(text)
+    return parse_config({"candidates": entries}).candidates
 
 
 def asks_for_probe(changes: Values) -> bool:

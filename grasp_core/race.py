@@ -7,7 +7,8 @@ part unchanged, and wins ties.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain, count
 
 from grasp_core.candidates import Candidate
 from grasp_core.config import FoldConfig, MethodConfig
@@ -36,8 +37,8 @@ def name_candidates(candidates: Sequence[MethodConfig]) -> dict[str, MethodConfi
     """By their methods, of which one may be there with several sets of parameters."""
     named: dict[str, MethodConfig] = {}
     for candidate in candidates:
-        others = sum(other.method == candidate.method for other in named.values())
-        named[f"{candidate.method}-{others + 1}" if others else candidate.method] = candidate
+        names = chain([candidate.method], (f"{candidate.method}-{n}" for n in count(2)))
+        named[next(name for name in names if name not in named)] = candidate
     return named
 
 
@@ -56,39 +57,42 @@ class Race:
         order = self._order()
         for number, candidate in enumerate(order):
             candidate.merge()
-            candidate.twin = _find_twin(candidate, order[:number])
-            if candidate.twin is None:
-                candidate.refine(self._rate, heat or 1.0)
-                if heat is None:
-                    candidate.finish()
+            candidate.alike = _find_alike(candidate, order[:number])
+            candidate.refine(self._rate, heat or 1.0)
+            if heat is None:
+                candidate.finish()
         if heat is not None:
-            self._go_on(heat)
-        errors = (candidate.error for candidate in self.candidates if candidate.error is not None)
-        if all(candidate.val is None for candidate in self.candidates):
-            raise next(errors)
+            self._go_on(order, heat)
+        errors = [each.error for each in self.candidates if each.error is not None]
+        if len(errors) == len(self.candidates):
+            raise errors[0]
 
     def choose(self, before: Predictions | None) -> Candidate | None:
         """The winner; None: the version as it was, which one candidate alone does not run against.
 
         Where no outputs are finite, it is one of those, for the gate to refuse.
         """
-        runners = [each for each in self.candidates if each.twin is None and each.went_on]
-        best = max(runners, key=lambda each: (each.val is not None, each.likelihood))
+        runners = [each for each in self.candidates if each.is_runner and each.went_on]
+        best = max(runners, key=lambda each: each.likelihood)
         if before is None or len(self.candidates) == 1 or not math.isfinite(best.likelihood):
             return best
         return best if best.likelihood > before.mean_log_likelihood else None
 
     @property
     def keep(self) -> Candidate | None:
-        """What doing without the source gave, if it was tried."""
-        kept = (each for each in self.candidates if each.method.name == "keep")
-        return next((each for each in kept if each.val and each.reason is None), None)
+        """Who shows what doing without the source gives, if it is tried."""
+        return next((each for each in self._keepers if each.reason is None), None)
 
     @property
     def learning_rate(self) -> LearningRate | None:
         """As it was probed, if it was."""
         rates = (candidate.refined.learning_rate for candidate in self.candidates)
         return next((rate for rate in rates if rate and rate.probe), None)
+
+    @property
+    def _keepers(self) -> list[Candidate]:
+        """Who are refined as `keep`, or for it."""
+        return [each.runner for each in self.candidates if each.method.name == "keep"]
 
     @property
     def _rate(self) -> float | None:
@@ -100,27 +104,32 @@ class Race:
         probing = self._known_rate is None and self._bench.config.refine.lr == "auto"
         return sorted(self.candidates, key=lambda each: probing and each.method.name != "source")
 
-    def _go_on(self, heat: float) -> None:
-        """After the heat: the best, and `keep`, for what is left of the budget."""
-        runners = [each for each in self.candidates if each.twin is None and each.error is None]
+    def _go_on(self, order: Sequence[Candidate], heat: float) -> None:
+        """After the heat: the best that stays in the race, and `keep`, for what is left of the
+        budget."""
         config = self._bench.config.refine
         schedule = Schedule(config, self._bench.task.training_steps(config.batch_size))
         until = schedule.look_after(heat)
-        best = max(runners, key=lambda each: each.refined.best_until(until), default=None)
-        for candidate in runners:
-            candidate.went_on = candidate is best or candidate.method.name == "keep"
-        self._bench.recorder.plan(
-            [*((each.name, stage) for each in runners for stage in REFINING), *ENDING], 1 - heat
-        )
-        for candidate in runners:
-            if candidate.went_on:
-                candidate.refine(self._rate)
+        # Twins come right after the one that runs for them, to take its place if it drops out.
+        ranked = sorted(order, key=lambda each: -each.runner.refined.best_until(until))
+        finalist: Candidate | None = None
+        for number, candidate in enumerate(ranked):
+            if not candidate.is_runner:
+                continue
+            self._plan(ranked[number:], 1 - heat)
+            candidate.went_on = finalist is None or candidate in self._keepers
+            candidate.refine(self._rate, 1.0 if candidate.went_on else heat)
             candidate.finish()
+            if candidate.is_runner:
+                finalist = finalist or candidate
+
+    def _plan(self, candidates: Sequence[Candidate], share: float) -> None:
+        work = ((each.name, stage) for each in candidates if each.is_runner for stage in REFINING)
+        self._bench.recorder.plan([*work, *ENDING], share)
 
 
-def _find_twin(candidate: Candidate, others: Iterable[Candidate]) -> Candidate | None:
-    """One before it that merged to the very same weights, and so would be refined to the same."""
+def _find_alike(candidate: Candidate, others: Sequence[Candidate]) -> list[Candidate]:
+    """Those that merged to the very same weights, and so would be refined to the same."""
     if candidate.weights is None:
-        return None
-    alike = (o for o in others if o.weights == candidate.weights and o.twin is None)
-    return next((other for other in alike if other.error is None), None)
+        return []
+    return [other for other in others if other.weights == candidate.weights]

@@ -120,15 +120,17 @@ class Refinement:
     @property
     def best_file(self) -> str:
         """With the weights of the best look, below the work folder."""
-        if not self._trials:
+        if self._winner is None:
             return START_FILE
         return self._winner.best_file.relative_to(self._bench.work_dir).as_posix()
 
     def describe(self) -> Refined:
-        if not self._trials:
-            return Refined()
+        """Wherever it was cut off: trials without a look say nothing, nor does half a probe."""
         winner = self._winner
-        probe = [trial.describe() for trial in self._trials] if len(self._trials) > 1 else []
+        if winner is None:
+            return Refined()
+        whole = len(self._trials) > 1 and all(trial.is_over() for trial in self._trials)
+        probe = [trial.describe() for trial in self._trials] if whole else []
         resumed = (trial.resumed_from for trial in self._trials if trial.resumed_from)
         return Refined(
             history=winner.history,
@@ -138,8 +140,9 @@ class Refinement:
         )
 
     @property
-    def _winner(self) -> Trial:
-        return max(self._trials, key=lambda trial: _or_worst(trial.best.val_log_likelihood))
+    def _winner(self) -> Trial | None:
+        begun = (trial for trial in self._trials if trial.history)
+        return max(begun, key=lambda trial: _or_worst(trial.best.val_log_likelihood), default=None)
 
 
 def choose_rates(config: RefineConfig, known: float | None) -> tuple[float, ...]:
@@ -182,6 +185,14 @@ class Trial:
     def best_file(self) -> Path:
         return self._start_file if self.best.step == 0 else self.folder / BEST_FILE
 
+    def is_over(self) -> bool:
+        if not self.history:
+            return False
+        patience = self._bench.config.refine.patience
+        since_best = len(self.history) - 1 - self.history.index(self.best)
+        out_of_patience = patience is not None and since_best >= patience
+        return out_of_patience or self.history[-1].step == self._schedule.steps
+
     def describe(self) -> ProbedRate:
         return ProbedRate(
             rate=self.rate,
@@ -195,7 +206,7 @@ class Trial:
         self.folder.mkdir(exist_ok=True)
         self._recall()
         self._until = until
-        if self._is_over() or (self.history and self.history[-1].step >= until):
+        if self.is_over() or (self.history and self.history[-1].step >= until):
             return
         if self.history and self.resumed_from is None and not self._begun:
             self.resumed_from = self.history[-1]
@@ -208,10 +219,10 @@ class Trial:
             if self.best is look and step > 0:
                 write_sealed(self.folder / BEST_FILE, trainer.model.state_dict(), {})
             # At both ends there is nothing to go on from that does not lie beside it.
-            tensors = {} if step == 0 or self._is_over() else trainer.tensors()
+            tensors = {} if step == 0 or self.is_over() else trainer.tensors()
             metadata = {"trial": self._state.model_dump_json()}
             write_sealed(self.folder / STATE_FILE, tensors, metadata)
-            if self._is_over() or step >= until:
+            if self.is_over() or step >= until:
                 break
 
     def _saved(self) -> Checkpoint:
@@ -230,14 +241,6 @@ class Trial:
                 open_sealed(self.best_file)
         except (CheckpointError, ValidationError):
             self._state = before
-
-    def _is_over(self) -> bool:
-        if not self.history:
-            return False
-        patience = self._bench.config.refine.patience
-        since_best = len(self.history) - 1 - self.history.index(self.best)
-        out_of_patience = patience is not None and since_best >= patience
-        return out_of_patience or self.history[-1].step == self._schedule.steps
 
     def _tick(self, step: int, **metrics: float) -> None:
         if self._count > 1:

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from statistics import fmean, stdev
 from typing import Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, computed_field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ValidationError,
+    computed_field,
+    model_validator,
+)
 
 from grasp_core.provenance import Provenance
 from grasp_core.significance import paired_p_value, wilson
@@ -138,6 +146,7 @@ class SplitAccuracies(Record):
 
 AS_IT_WAS = "no candidate was better: the weights stay as they were"
 Outcome = Literal["accepted", "kept", "rejected"]  # kept: for that reason
+Cause = Literal["not_finite", "norm", "floor", "fall"]  # of a refusal
 Standing = Literal["won", "lost", "out"]  # out: it did not come to an end that can be compared
 
 
@@ -191,15 +200,33 @@ class Figures(Record):
     candidates: tuple[Runner, ...] = ()  # of an older release: none
     worth: Worth | None = None  # as in the report
 
+    @classmethod
+    def read(cls, metrics: Mapping[str, Any]) -> Figures:
+        """Of a version or a job; none, where another release has written others."""
+        try:
+            return cls.model_validate(metrics)
+        except ValidationError:
+            return cls()
+
+    @property
+    def winner(self) -> str | None:
+        """None: the version before, or of an older release."""
+        return next((each.name for each in self.candidates if each.outcome == "won"), None)
+
+    @property
+    def kept(self) -> bool:
+        """Whether the weights are those of the version before, as no candidate was better."""
+        return bool(self.candidates) and self.winner is None
+
     @property
     def sentence(self) -> str | None:
         """What the source was worth, and who won; None: nothing ran against anything."""
-        won = next((each.name for each in self.candidates if each.outcome == "won"), None)
+        if self.kept:
+            return AS_IT_WAS
+        won = self.winner
         lost = [
             each.name for each in self.candidates if each.outcome == "lost" and not each.same_as
         ]
-        if won is None and lost:
-            return AS_IT_WAS
         parts = (
             self.worth.sentence if self.worth and won != "keep" else None,
             f"{won} won over {', '.join(lost)}" if lost else None,
@@ -225,6 +252,7 @@ class Verdict(Record):
     """What the gate saw of a folded model, and what it could have seen."""
 
     reason: str | None = None  # why it is refused; None: it is not
+    cause: Cause | None = None  # the same for programs; None: it is not, or of an older release
     overall: Comparison | None = None  # None: the first version, which has nothing before it
     classes: dict[str, Comparison] = {}  # those with validation examples
 
@@ -234,6 +262,7 @@ class FoldVerdict(Record):
 
     outcome: Outcome
     reason: str | None = None
+    cause: Cause | None = None  # what was refused; None: nothing, or by an older release
     change: PairedCounts | None = None  # on validation; None: nothing to compare with
 
 
@@ -350,6 +379,7 @@ class FoldReport(Record):
     schema_version: Literal[2] = Field(2, alias="schema")
     outcome: Outcome
     reason: str | None = None  # why it was rejected, or would have been
+    cause: Cause | None = None  # of what was refused before a fold; else the gate says it
     forced: bool = False
     spec: dict[str, JsonValue]  # as it was: its kind may be gone,
     config: dict[str, JsonValue]  # its method too, or have other parameters now
@@ -399,8 +429,12 @@ class FoldReport(Record):
 
     @property
     def verdict(self) -> FoldVerdict:
-        change = self.change.val if self.change else None
-        return FoldVerdict(outcome=self.outcome, reason=self.reason, change=change)
+        return FoldVerdict(
+            outcome=self.outcome,
+            reason=self.reason,
+            cause=self.cause or (self.gate.cause if self.gate else None),
+            change=self.change.val if self.change else None,
+        )
 
     @property
     def figures(self) -> Figures:

@@ -1,7 +1,8 @@
 """Sources: offered to a model, each once, and queued for folding; or only tried."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -80,8 +81,11 @@ def try_source(
     name: str,
     classes: Sequence[str] | None,
     request_id: str | None = None,
+    candidates: Sequence[Mapping[str, Any]] | None = None,
 ) -> Job:
-    """A job that folds the bytes and publishes nothing. Raises Conflict like `offer_source`."""
+    """A job that folds the bytes and publishes nothing. Raises Conflict like `offer_source`.
+
+    It has the candidates of the model, unless it is given others."""
     require_usable(model)
     forget_problems(session, [blob.sha256])
     job = _job(model, request_id)
@@ -91,6 +95,7 @@ def try_source(
         "name": name,
         "size": blob.size,
         "classes": list(classes) if classes else None,
+        **({"candidates": list(candidates)} if candidates else {}),
     }
     enqueue(session, job)
     return job

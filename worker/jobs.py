@@ -27,7 +27,7 @@ from grasp_core.operations import (
     TargetSummary,
     ValidateTarget,
 )
-from grasp_core.parameters import parse_config
+from grasp_core.parameters import change_config
 from registry.blobs.base import Blob
 from registry.blobs.damage import Input, model_inputs, target_input
 from registry.jobs.queue import Lease
@@ -37,7 +37,7 @@ from registry.tables import Job, Model, Source, Target
 from registry.targets import record_validation
 from registry.versions import FoldResult, publish, record_trial, reject
 
-OUTPUT = "made"  # a folder; what a fold keeps to go on with has other names
+WORK, OUTPUT = "work", "made"  # folders: what a fold goes on with, and what came of it
 
 
 @dataclass(frozen=True)
@@ -102,12 +102,12 @@ def read_job(session: Session, lease: Lease, settings: Settings) -> JobSpec:
     fold = partial(
         FoldSource,
         spec=spec_of(model),
-        config=_config(model, settings),
+        config=_config(model, settings, (job.candidate or {}).get("candidates")),
         version=(model.version or 0) + 1,
         source_sha256=source.sha256,
         source_classes=tuple(classes) if classes else None,
         target_fingerprint=summary["fingerprint"],
-        work_dir=folder,
+        work_dir=folder / WORK,
         output=folder / OUTPUT,
         dry_run=job.kind == "dry_run",
         learning_rate=model.learning_rate["rate"] if model.learning_rate else None,
@@ -247,10 +247,13 @@ def _candidate(session: Session, job: Job) -> tuple[Input, list[str] | None]:
     return Input(source.sha256, f"the source {source.name!r}", remedy), source.classes
 
 
-def _config(model: Model, settings: Settings) -> FoldConfig:
-    """Raises UnknownParameters, where those of the API are of another release."""
+def _config(model: Model, settings: Settings, candidates: object = None) -> FoldConfig:
+    """Of the model's candidates, or of others.
+
+    Raises UnknownParameters, where those of the API are of another release."""
+    changes = {"device": settings.device} | ({"candidates": candidates} if candidates else {})
     try:
-        return parse_config(model.merge | {"device": settings.device})
+        return change_config(model.merge, changes)
     except ValidationError as error:
         wrong = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
         raise UnknownParameters(

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
+from pkgutil import resolve_name
+from shutil import copytree
 from statistics import stdev
 from typing import Any, Literal, NamedTuple
 
@@ -20,21 +24,25 @@ from grasp_core import (
     STOP,
     Checkpoint,
     ConfigError,
+    DeviceError,
     FoldConfig,
     FoldReport,
     FoldStopped,
+    GraspError,
     Progress,
+    TargetError,
     fold,
     folding,
 )
-from grasp_core.config import MethodConfig
+from grasp_core.config import LEARNING_RATES, MethodConfig
 from grasp_core.errors import OutOfTime
 from grasp_core.methods.declaration import Method
 from grasp_core.progress import Work
-from grasp_core.race import plan_fold
+from grasp_core.race import name_candidates, plan_fold
 from grasp_core.refinement import Trainer
-from grasp_core.report import AS_IT_WAS, CandidateReport, Look, Verdict
+from grasp_core.report import AS_IT_WAS, CandidateReport, Look, NamedFile, Verdict
 from grasp_core.seeds import derive_seed
+from grasp_core.state import publish_files
 from grasp_core.workbench import Merge, Workbench
 from tests.bits import flip_a_bit
 from tests.core.shadow import SHADOW
@@ -43,8 +51,12 @@ from tests.core.toy import CLASSES, TINY, ToyTask, nudged, quick, save, tiny_wei
 Weights = dict[str, Tensor]
 ALL = ("keep", "source", "mean", "grasp")
 STEPS, BATCH, RATE, TAU = 10, 32, 1e-3, 0.3
+HEAT, HEAT_LOOKS = 0.25, 4  # after none, one, two and three of ten steps
+NOTHING = {"method": "grasp", "tau": 1.0}  # what it transfers
 RUNNERS = ("keep", "source", "mean", {"method": "grasp", "tau": TAU})
 CONFIG = quick(candidates=RUNNERS, refine={"steps": STEPS, "batch_size": BATCH, "lr": RATE})
+FEW = 4
+FEW_STEPS = {"steps": FEW, "batch_size": BATCH, "lr": RATE}
 TASK = ToyTask()
 
 
@@ -118,19 +130,36 @@ class Outcome(NamedTuple):
     log_likelihood: float
 
 
-def naive_race(source: Path, merged: Path, seed: int) -> tuple[str | None, dict[str, Outcome]]:
-    """Who wins, and what each of them becomes. None: the merged model as it was."""
+def naive_race(
+    source: Path, merged: Path, seed: int, *, first: bool = False, heat: bool = False
+) -> tuple[str | None, dict[str, Outcome]]:
+    """Who wins, and what each of them becomes. None: the merged model as it was.
+
+    Of a first fold `merged` is only the base, so that all but `keep` take the source whole.
+    """
     old, new = dict(Checkpoint(merged)), dict(Checkpoint(source))
+    mean = {n: (old[n] + new[n]) / 2 if new[n].is_floating_point() else old[n] for n in old}
     starts = {
         "keep": old,
         "source": new,
-        "mean": {n: (old[n] + new[n]) / 2 if new[n].is_floating_point() else old[n] for n in old},
-        "grasp": naive_grasp(old, new, seed),
+        "mean": new if first else mean,
+        "grasp": new if first else naive_grasp(old, new, seed),
     }
-    outcomes = {name: refine(recalibrated(start, seed), seed) for name, start in starts.items()}
-    best = max(outcomes, key=lambda name: outcomes[name].log_likelihood)
-    unchanged = likelihood(network(old))
-    return (best if outcomes[best].log_likelihood > unchanged else None), outcomes
+    looks = {name: refine(recalibrated(start, seed), seed) for name, start in starts.items()}
+    running = set(looks)
+    if heat:
+        begun = {name: find_best(each[:HEAT_LOOKS]) for name, each in looks.items()}
+        running = {"keep", max(begun, key=lambda name: begun[name].log_likelihood)}
+    outcomes = {
+        name: find_best(each if name in running else each[:HEAT_LOOKS])
+        for name, each in looks.items()
+    }
+    best = max(
+        (name for name in outcomes if name in running),
+        key=lambda name: outcomes[name].log_likelihood,
+    )
+    beaten = first or outcomes[best].log_likelihood > likelihood(network(old))
+    return (best if beaten else None), outcomes
 
 
 def naive_grasp(old: Weights, new: Weights, seed: int) -> Weights:
@@ -167,8 +196,8 @@ def recalibrated(weights: Weights, seed: int) -> Weights:
     return dict(model.state_dict())
 
 
-def refine(weights: Weights, seed: int) -> Outcome:
-    """Eleven looks, each at a copy; the best of them."""
+def refine(weights: Weights, seed: int) -> list[Outcome]:
+    """Eleven looks, each at a copy."""
     model = network(weights)
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.01, fused=True)
     looks = [Outcome(dict(network(weights).state_dict()), likelihood(model))]
@@ -183,6 +212,10 @@ def refine(weights: Weights, seed: int) -> Outcome:
         TASK.loss(model.train(), next(batches)).backward()
         optimizer.step()
         looks.append(Outcome(copy.deepcopy(dict(model.state_dict())), likelihood(model)))
+    return looks
+
+
+def find_best(looks: Sequence[Outcome]) -> Outcome:
     return max(looks, key=lambda look: look.log_likelihood)
 
 
@@ -197,15 +230,30 @@ def likelihood(model: nn.Module) -> float:
     return float(likelihoods(model).mean())
 
 
-@pytest.mark.parametrize("name", ["good", "near", "bad"])
+@pytest.mark.parametrize(
+    ("name", "first", "heat"),
+    [
+        ("good", False, False),
+        ("near", False, False),
+        ("bad", False, False),
+        ("good", False, True),
+        ("near", False, True),
+        ("good", True, False),
+        ("bad", True, False),
+    ],
+)
 def test_the_best_of_a_naive_race_is_published_bit_for_bit(
-    files: Files, tmp_path: Path, name: str
+    files: Files, tmp_path: Path, name: str, first: bool, heat: bool
 ) -> None:
     source = files.sources[name]
+    config = CONFIG.model_copy(update={"heat": HEAT}) if heat else CONFIG
 
-    report = run(tmp_path, source, files.merged)
+    if first:
+        report = run(tmp_path, source, None, config, files={"base": files.merged})
+    else:
+        report = run(tmp_path, source, files.merged, config)
 
-    winner, outcomes = naive_race(source, files.merged, report.seed)
+    winner, outcomes = naive_race(source, files.merged, report.seed, first=first, heat=heat)
     assert (report.winner and report.winner.name) == winner
     for candidate in report.candidates:
         assert candidate.val is not None
@@ -333,6 +381,27 @@ def test_of_equal_weights_only_the_first_are_refined(files: Files, tmp_path: Pat
     assert refined == {"source"}
 
 
+@pytest.mark.parametrize("first", ["a method that transfers nothing", "the source, to try rates"])
+def test_keep_may_be_the_same_as_what_another_merged(
+    files: Files, tmp_path: Path, first: str
+) -> None:
+    if first == "the source, to try rates":
+        config = quick(candidates=ALL, refine={"steps": 2, "lr": "auto"})
+        report = run(tmp_path, files.merged, None, config, files={"base": files.merged})
+    else:
+        config = quick(candidates=[NOTHING, "keep"], refine={"steps": 2, "lr": RATE})
+        report = run(tmp_path, files.sources["good"], files.merged, config)
+
+    winner, keep = report.winner, next(c for c in report.candidates if c.name == "keep")
+    assert winner is not None
+    assert keep.same_as == winner.name == ("source" if "source" in first else "grasp")
+    assert (keep.val, keep.history, keep.gain) == (winner.val, winner.history, None)
+    assert report.worth is not None
+    assert report.worth.val is not None
+    assert report.worth.val.log_likelihood is not None
+    assert report.worth.val.log_likelihood.mean == 0
+
+
 def test_before_a_first_source_the_base_is_what_there_was(files: Files, tmp_path: Path) -> None:
     report = run(tmp_path, files.sources["good"], None, files={"base": files.merged})
 
@@ -363,22 +432,33 @@ def test_the_rate_is_probed_once_by_the_source_and_used_by_all(
 
 
 def test_after_a_heat_only_the_best_and_keep_go_on(files: Files, tmp_path: Path) -> None:
-    heated = CONFIG.model_copy(update={"heat": 0.25})
+    heated = CONFIG.model_copy(update={"heat": HEAT})
 
     report = run(tmp_path, files.sources["good"], files.merged, heated)
 
     whole = run(tmp_path, files.sources["good"], files.merged)
     full = {candidate.name: candidate for candidate in whole.candidates}
     ran = {candidate.name for candidate in report.candidates if candidate.went_on}
-    at_heat = {name: best_look(candidate.history[:4]) for name, candidate in full.items()}
+    at_heat = {name: best_look(candidate.history[:HEAT_LOOKS]) for name, candidate in full.items()}
     assert ran == {"keep", max(at_heat, key=at_heat.__getitem__)}
     for candidate in report.candidates:
         history = full[candidate.name].history
-        assert candidate.history == (history if candidate.went_on else history[:4])
+        assert candidate.history == (history if candidate.went_on else history[:HEAT_LOOKS])
         assert candidate.val is not None
         assert candidate.val.log_likelihood == pytest.approx(best_look(candidate.history))
     assert report.winner is not None
     assert report.winner.went_on
+
+
+def test_keep_goes_on_as_another_that_merged_to_the_same(files: Files, tmp_path: Path) -> None:
+    config = quick(candidates=[NOTHING, "keep", "source"], refine=FEW_STEPS, heat=HEAT)
+
+    report = run(tmp_path, files.sources["good"], files.merged, config)
+
+    grasp, keep, source = report.candidates
+    assert report.winner == source
+    assert (keep.same_as, keep.went_on, grasp.went_on) == ("grasp", True, True)
+    assert len(keep.history) == len(grasp.history) == len(source.history) == FEW + 1
 
 
 def best_look(history: Sequence[Look]) -> float:
@@ -436,6 +516,30 @@ def test_a_candidate_whose_method_refuses_is_out(
     assert (out.share, out.val, out.history) == (None, None, ())
 
 
+def test_a_candidate_that_cannot_read_its_state_is_out(files: Files, tmp_path: Path) -> None:
+    config = quick(candidates=["mean", "keep"], refine={"steps": 0})
+    state = {"state/mean": files.sources["near"]}
+
+    report = run(tmp_path, files.sources["good"], files.merged, config, files=state)
+
+    out, keep = report.candidates
+    assert (out.outcome, out.reason) == ("out", "near.safetensors is not the state of a method")
+    assert keep.val is not None
+
+
+@pytest.mark.parametrize("error", [DeviceError("no such device"), TargetError("no such target")])
+def test_what_is_no_fault_of_a_candidate_ends_the_fold(
+    files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: GraspError
+) -> None:
+    def fail(bench: Workbench) -> None:
+        raise error
+
+    monkeypatch.setitem(METHODS, "odd", odd(fail))
+
+    with pytest.raises(type(error), match="no such"):
+        run(tmp_path, files.sources["good"], files.merged, quick(candidates=["odd", "keep"]))
+
+
 class Clock:
     """Stands still, unless somebody moves it."""
 
@@ -448,27 +552,160 @@ class Clock:
     perf_counter = monotonic
 
 
-def test_a_candidate_that_takes_too_long_is_out(
-    files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+SECONDS, TOO_LONG = 30, "it took longer than candidate_seconds allows"
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-
-    def dawdle(bench: Workbench) -> None:
-        clock.now += 60.0
-
     monkeypatch.setattr("grasp_core.progress.time", clock)
     monkeypatch.setattr("grasp_core.candidates.time", clock)
+    return clock
+
+
+@contextmanager
+def slow(clock: Clock, function: str, call: int) -> Iterator[None]:
+    """That call of a function of the core takes longer than a candidate may."""
+    name, calls = f"grasp_core.{function}", count(1)
+    original = resolve_name(name)
+
+    def wait(*given: Any) -> Any:
+        clock.now += 2 * SECONDS if next(calls) == call else 0
+        return original(*given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(name, wait)
+        yield
+
+
+def limited(*candidates: object, **values: object) -> FoldConfig:
+    values = {"refine": FEW_STEPS} | values
+    return quick(candidates=candidates, candidate_seconds=SECONDS, **values)
+
+
+def test_a_candidate_that_takes_too_long_is_out(
+    files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    def dawdle(bench: Workbench) -> None:
+        clock.now += 2 * SECONDS
+
     monkeypatch.setitem(METHODS, "odd", odd(dawdle))
-    config = quick(candidates=["odd", "keep"], refine={"steps": 0}, candidate_seconds=30)
+    config = limited("odd", "keep", refine={"steps": 0})
 
     report = run(tmp_path, files.sources["good"], files.merged, config)
 
     out, keep = report.candidates
-    assert (out.outcome, out.reason) == ("out", "it took longer than candidate_seconds allows")
+    assert (out.outcome, out.reason) == ("out", TOO_LONG)
     assert keep.val is not None
-    alone = quick(candidates=["odd"], refine={"steps": 0}, candidate_seconds=30)
+    alone = limited("odd", refine={"steps": 0})
     with pytest.raises(OutOfTime, match="candidate_seconds"):
         run(tmp_path / "alone", files.sources["good"], files.merged, alone)
+
+
+def test_one_may_be_cut_off_before_its_first_look(
+    files: Files, tmp_path: Path, clock: Clock
+) -> None:
+    with slow(clock, "refinement.evaluate", 1):
+        report = run(tmp_path, files.sources["good"], files.merged, limited("source", "keep"))
+
+    out, keep = report.candidates
+    assert (out.reason, out.history, out.best_step, out.val) == (TOO_LONG, (), None, None)
+    assert keep.val is not None
+
+
+def test_half_a_probe_says_nothing_of_rates(files: Files, tmp_path: Path, clock: Clock) -> None:
+    config = limited("source", "keep", refine={"steps": 2, "lr": "auto"})
+
+    with slow(clock, "refinement.evaluate", 5):  # in the second of five trials
+        report = run(tmp_path, files.sources["good"], files.merged, config)
+
+    out, keep = report.candidates
+    assert (out.reason, len(out.history)) == (TOO_LONG, 3)
+    assert out.learning_rate is not None
+    assert out.learning_rate.probe == ()
+    assert keep.learning_rate is not None
+    assert len(keep.learning_rate.probe) == len(LEARNING_RATES)
+    assert report.learning_rate == keep.learning_rate
+
+
+def test_one_that_is_late_with_its_predictions_cannot_win(
+    files: Files, tmp_path: Path, clock: Clock
+) -> None:
+    config, stop = limited("source", "keep"), StopAt((None, "evaluate"), "begins")
+    with slow(clock, "candidates.predict", 1), pytest.raises(FoldStopped):
+        run(tmp_path, files.sources["good"], files.merged, config, progress=stop)
+
+    report = run(tmp_path, files.sources["good"], files.merged, config)
+
+    out, keep = report.candidates
+    assert (out.outcome, out.reason, out.val) == ("out", TOO_LONG, None)
+    assert report.winner == keep
+
+
+def test_when_a_finalist_runs_out_of_time_the_next_best_goes_on(
+    files: Files, tmp_path: Path, clock: Clock
+) -> None:
+    """Or the fold would fail though others are left, or one win that did not go on."""
+    config = limited("source", "mean", heat=HEAT)
+
+    with slow(clock, "refinement.evaluate", 6):  # after two looks of each, the finalist's fourth
+        report = run(tmp_path, files.sources["good"], files.merged, config)
+
+    source, mean = report.candidates
+    assert (source.outcome, source.reason, source.went_on) == ("out", TOO_LONG, True)
+    assert report.winner == mean
+    assert mean.went_on
+    assert len(mean.history) == FEW + 1
+
+
+def test_when_a_finalist_runs_out_of_time_what_was_the_same_takes_its_place(
+    files: Files, tmp_path: Path, clock: Clock
+) -> None:
+    config = limited(NOTHING, "keep", heat=HEAT)
+
+    with slow(clock, "refinement.evaluate", 4):
+        report = run(tmp_path, files.sources["good"], files.merged, config)
+
+    grasp, keep = report.candidates
+    assert (grasp.outcome, grasp.reason) == ("out", TOO_LONG)
+    assert (keep.outcome, keep.same_as, len(keep.history)) == ("won", None, FEW + 1)
+
+
+@pytest.mark.parametrize("candidates", [("source", "mean"), (NOTHING, "keep")], ids=str)
+def test_whose_time_was_up_gets_no_more_in_another_attempt(
+    files: Files, tmp_path: Path, clock: Clock, candidates: tuple[object, ...]
+) -> None:
+    config, source = limited(*candidates, heat=HEAT), files.sources["good"]
+    stop = StopAt((None, "evaluate"), "begins")
+    call = 2 * len(candidates) + 2 if "source" in candidates else 4
+    with slow(clock, "refinement.evaluate", call):
+        whole = run(tmp_path / "whole", source, files.merged, config)
+    with slow(clock, "refinement.evaluate", call), pytest.raises(FoldStopped):
+        run(tmp_path, source, files.merged, config, progress=stop)
+
+    again = run(tmp_path, source, files.merged, config)
+
+    assert {candidate.reason for candidate in whole.candidates} == {None, TOO_LONG}
+    assert without_costs(again) == without_costs(whole)
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_what_was_remembered_outlives_being_cut_off(
+    files: Files, tmp_path: Path, clock: Clock, stopped: bool
+) -> None:
+    config, source = limited("mean", "keep", refine={"steps": 0}), files.sources["good"]
+    whole = run(tmp_path / "whole", source, files.merged, config)
+    stop = StopAt((None, "evaluate"), "begins")
+    with slow(clock, "candidates.recalibrate", 1):
+        if stopped:
+            with pytest.raises(FoldStopped):
+                run(tmp_path, source, files.merged, config, progress=stop)
+        report = run(tmp_path, source, files.merged, config)
+
+    assert report.candidates[0].reason == TOO_LONG
+    assert [file.name for file in report.files] == ["state/mean"]
+    assert report.files == whole.files
+    assert (tmp_path / "state" / "mean").exists()
 
 
 def test_a_fold_fails_only_if_no_candidate_is_left(
@@ -482,9 +719,8 @@ def test_a_fold_fails_only_if_no_candidate_is_left(
 
 # Interruption
 
-FEW = 4
-SHORT = quick(candidates=RUNNERS, refine={"steps": FEW, "batch_size": BATCH, "lr": RATE})
-RACES = {"a race": SHORT, "a heat": SHORT.model_copy(update={"heat": 0.25})}
+SHORT = quick(candidates=RUNNERS, refine=FEW_STEPS)
+RACES = {"a race": SHORT, "a heat": SHORT.model_copy(update={"heat": HEAT})}
 WORK = {name: list(plan_fold(config)) for name, config in RACES.items()}
 
 
@@ -580,10 +816,82 @@ def test_a_candidate_that_was_damaged_is_run_again(
     winner = uninterrupted["a race"].winner
     assert winner is not None
     damaged = tmp_path / "work" / winner.name / file
-    if damaged.exists():
-        flip_a_bit(damaged)
+    assert damaged.exists()
+    flip_a_bit(damaged)
+    seen: list[Progress] = []
 
-    assert run(tmp_path, source, files.merged, SHORT).sha256 == uninterrupted["a race"].sha256
+    report = run(tmp_path, source, files.merged, SHORT, progress=seen.append)
+
+    assert report.sha256 == uninterrupted["a race"].sha256
+    assert {p.candidate for p in seen if p.stage == "predict"} == {winner.name}
+
+
+class Killed(BaseException):
+    """What no code expects."""
+
+
+def test_what_was_published_when_it_was_killed_is_not_merged_again(
+    files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = files.sources["good"]
+
+    def publish(folder: Path, made: Iterable[NamedFile], output: Path) -> None:
+        publish_files(folder, made, output)
+        if made:
+            raise Killed
+
+    monkeypatch.setattr(folding, "publish_files", publish)
+    with pytest.raises(Killed):
+        run(tmp_path, source, files.merged, SHORT)
+    assert (tmp_path / "state" / "mean").exists()
+    monkeypatch.undo()
+    seen: list[Progress] = []
+
+    report = run(tmp_path, source, files.merged, SHORT, progress=seen.append)
+
+    assert {progress.candidate for progress in seen} == {None}
+    assert [file.name for file in report.files] == ["state/mean"]
+
+
+PROBED_STEPS = {"steps": 2, "batch_size": BATCH, "lr": "auto"}
+KILLED = {
+    "a heat": quick(candidates=[NOTHING, "keep", "mean"], refine=FEW_STEPS, heat=HEAT),
+    "a first fold, a probe and a heat": quick(candidates=ALL, refine=PROBED_STEPS, heat=HEAT),
+}
+
+
+@pytest.mark.parametrize("name", KILLED)
+def test_a_race_killed_after_any_other_file_ends_in_the_same_bytes(
+    files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A copy of the folder, made when a file has come to be, is what a kill then leaves."""
+    monkeypatch.setattr("grasp_core.refinement.LEARNING_RATES", LEARNING_RATES[:2])
+    config, source, copies = KILLED[name], files.sources["good"], tmp_path / "copies"
+    first = name.startswith("a first fold")
+    merged, given = (None, {"base": files.merged}) if first else (files.merged, {})
+    written = count()
+
+    def copy_after(write: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*arguments: Any) -> Any:
+            result = write(*arguments)
+            if (number := next(written)) % 2:
+                copytree(tmp_path / "whole", copies / str(number))
+            return result
+
+        return wrapped
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("grasp_core.checkpoints._write", "grasp_core.folding.publish_files"):
+            patch.setattr(name, copy_after(resolve_name(name)))
+        whole = run(tmp_path / "whole", source, merged, config, files=given)
+
+    killed = sorted(copies.iterdir())
+    assert len(killed) > 10
+    for folder in killed:
+        again = run(folder, source, merged, config, files=given)
+        assert without_costs(again) == without_costs(whole), folder.name
+        for file in ("weights", "state/mean"):
+            assert (folder / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
 
 
 # Progress
@@ -637,3 +945,10 @@ def test_a_method_may_run_twice_with_other_parameters(files: Files, tmp_path: Pa
     assert shares[0] is not None
     assert shares[1] == 0 < shares[0]
     assert np.isfinite(shares[0])
+
+
+def test_every_candidate_has_a_name_of_its_own() -> None:
+    grasp, plugin = OddConfig(method="grasp"), OddConfig(method="grasp-2")
+
+    assert list(name_candidates([grasp, grasp, plugin])) == ["grasp", "grasp-2", "grasp-2-2"]
+    assert list(name_candidates([plugin, grasp, grasp])) == ["grasp-2", "grasp", "grasp-3"]

@@ -127,19 +127,22 @@ def test_by_epoch_it_is_fine_tuning_with_a_cosine_as_torch_has_it(
 
     refined = refine(bench)
 
-    rates: list[float] = []
-    optimizer = torch.optim.AdamW([nn.Parameter(torch.zeros(1))], lr=bench_rate(bench))
+    peak = bench_rate(bench)
+    falling = [peak * ((1 + math.cos(math.pi * epoch / 3)) / 2) for epoch in range(3)]
+    optimizer = torch.optim.AdamW([nn.Parameter(torch.zeros(1))], lr=peak)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=3)
-    for _ in range(3):
-        rates += [float(rate) for rate in schedule.get_last_lr()] * 4
+    for rate in falling:
+        assert schedule.get_last_lr() == pytest.approx([rate])
         optimizer.step()
         schedule.step()
+    rates = [rate for rate in falling for _ in range(4)]
     states = train(merged_weights, bench.task, rates, bench.config.refine.weight_decay)
     assert [look.epoch for look in refined.history] == [1, 2, 3]
     assert [look.lr for look in refined.history] == pytest.approx(rates[::4])
     best = max(refined.history, key=lambda look: look.val_accuracy)
     assert refined.best == best
-    assert_holds(bench, states[best.step - 1])
+    for name, tensor in bench.model.state_dict().items():
+        assert torch.equal(states[best.step - 1][name], tensor), name
 
 
 def bench_rate(bench: Workbench) -> float:

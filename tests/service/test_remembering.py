@@ -10,7 +10,7 @@ from zipfile import ZipFile
 import pytest
 import torch
 
-from grasp_core import METHODS, Checkpoint
+from grasp_core import METHODS, Checkpoint, parse_config
 from tests.core.shadow import COUNT, SHADOW
 from tests.service.place import Place, codes
 from tests.service.remembering import KILLED, read_shadow_job
@@ -55,7 +55,7 @@ def test_a_killed_fold_ends_in_the_same_weights_and_the_same_state(
         "architecture": SPEC.architecture,
         "classes": CLASSES,
         "preprocessing": SPEC.preprocessing,
-        "merge": SHADOW.parameters.model_validate(MERGE),
+        "merge": parse_config(MERGE),
     }
     killed, other = (
         place.add_model(target, name, **made, files={"base": place.put(base)})[0]
