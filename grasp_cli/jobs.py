@@ -12,7 +12,7 @@ from grasp_cli.session import Session, group, online
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from grasp_client import Job
+    from grasp_client import Grasp, Job
 
 jobs = group("The work that is queued, runs, or has ended.")
 
@@ -46,10 +46,10 @@ def list_jobs(
 def show_job(session: Session, job: JobId) -> None:
     """Everything about a job."""
     found = session.grasp.jobs.get(job)
-    session.print_result(found, lambda: _details(found))
+    session.print_result(found, lambda: _details(found, session.grasp))
 
 
-def _details(job: Job) -> Table:
+def _details(job: Job, grasp: Grasp) -> Table:
     from grasp_cli.progress import outcome
     from grasp_cli.tables import age, details, status
 
@@ -60,7 +60,7 @@ def _details(job: Job) -> Table:
             "status": status(job.status),
             "stage": None if job.ended else job.stage,
             "progress": None if job.ended else f"{job.progress:.0%}",
-            "outcome": outcome(job) if job.ended else None,
+            "outcome": outcome(job, grasp) if job.ended else None,
             "model": job.model,
             "target": job.target,
             "source": job.source,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from grasp_client.errors import GraspError, refusal
 from grasp_core.errors import GraspError as CoreError
+from grasp_core.installation import advise_install
 
 if TYPE_CHECKING:
     from grasp_client import Model
@@ -73,7 +74,7 @@ def export_folder(weights: Path, folder: Path, name: str, report: Mapping[str, A
 
 
 @contextmanager
-def needing(extras: str, work: str) -> Iterator[None]:
+def needing(extra: str, work: str) -> Iterator[None]:
     """What goes wrong here as errors of the client, and what is not installed as one of them."""
     try:
         yield
@@ -84,5 +85,5 @@ def needing(extras: str, work: str) -> Iterator[None]:
     except ImportError as error:
         raise GraspError(
             f"{work} needs {str(error.name).partition('.')[0]}, which is not installed here",
-            hint=f"install grasp-merge[{extras}], or do it on a machine that has it",
+            hint=advise_install(extra),
         ) from error

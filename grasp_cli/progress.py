@@ -20,18 +20,20 @@ from rich.progress import (
 )
 
 from grasp_cli.session import INTERRUPTED, NOT_DONE, Output, Session, console
-from grasp_cli.tables import accuracy, candidates_table, change, read_figures
+from grasp_cli.tables import accuracy, candidates_table, change
 from grasp_client import files
+from grasp_core.report import Figures
 
 if TYPE_CHECKING:
-    from grasp_client import Job
+    from grasp_client import Grasp, Job
 
 LIVE = ("loss", "accuracy", "val_accuracy")  # figures of a running fold that are worth a glance
-GATE_HINT = (
-    "`grasp jobs report {job.id}` has the figures; to allow it, widen the gate with"
-    " `grasp models update {job.model} --set gate.…`, push the file again, and"
-    " `grasp jobs retry {job.id}`"
-)
+ALLOWED_BY = {  # by the cause of a refusal: what to set; of what is not finite there is nothing
+    "norm": "gate.max_norm_ratio=…",
+    "floor": "gate.max_drop=1",
+    "fall": "gate.max_drop=…",
+}
+NEVER_ALLOWED = "no setting allows what is not finite: push a checkpoint whose values all are"
 
 
 class ShowStage(Protocol):
@@ -160,8 +162,8 @@ def wait_for(session: Session, job_id: str, label: str, *, every_state: bool = F
     except KeyboardInterrupt:
         session.print_note(f"{label} goes on: `grasp watch {job_id}` looks at it again")
         raise typer.Exit(INTERRUPTED) from None
-    session.print_text(f"{label}: {outcome(job)}")
-    candidates = read_figures(job.metrics).candidates
+    session.print_text(f"{label}: {outcome(job, session.grasp)}")
+    candidates = Figures.read(job.metrics).candidates
     if job.kind == "dry_run" and len(candidates) > 1:
         session.print_table(candidates_table(candidates))
     return job
@@ -172,17 +174,34 @@ def require_success(*jobs: Job) -> None:
         raise typer.Exit(NOT_DONE)
 
 
-def outcome(job: Job) -> str:
+def outcome(job: Job, grasp: Grasp) -> str:
     """How it ended, in a line, and what to do about it in another."""
     if job.succeeded:
         made = f"version {job.version}" if job.version else _verdict(job)
         measured = ", ".join((made, *_measured(job.metrics)))
-        sentence = read_figures(job.metrics).sentence
+        sentence = Figures.read(job.metrics).sentence
         return measured + (f"\n  {sentence}" if sentence else "")
     if job.error is None:
         return job.status
-    hint = GATE_HINT.format(job=job) if job.error.code == "gate_rejected" else job.error.hint
+    hint = _advise(job, grasp) if job.error.code == "gate_rejected" else job.error.hint
     return f"{job.status}: {job.error.message}" + (f"\n  {hint}" if hint else "")
+
+
+def _advise(job: Job, grasp: Grasp) -> str:
+    """What somebody can type who wants a refused source nevertheless."""
+    cause = job.verdict.cause if job.verdict else None
+    if cause == "not_finite":
+        return NEVER_ALLOWED
+    setting = ALLOWED_BY.get(cause or "", "gate.…")
+    stored = job.source is not None and grasp.sources.get(job.source).stored
+    steps = [
+        f"`grasp models update {job.model} --set {setting}`",
+        *([] if stored else [f"`grasp push {job.model} FILE`"]),
+    ]
+    return (
+        f"`grasp jobs report {job.id}` has the figures; to allow it, {', '.join(steps)},"
+        f" then `grasp jobs retry {job.id}`"
+    )
 
 
 def _verdict(job: Job) -> str:

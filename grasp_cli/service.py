@@ -26,7 +26,7 @@ the service is not installed here, only its client
   run it from a checkout of its repository, with `make serve`, or from its images: docs/deploy.md"""
 INCOMPLETE = """\
 the service needs {module}, which is not installed here
-  `make serve` installs all it needs, as do the extras server, worker and s3 of grasp-merge"""
+  in a checkout, `make serve` installs all it needs, as does `pip install '.[server,worker,s3]'`"""
 RETRIED_AT_ONCE = 1000  # jobs in one transaction, which others wait for
 
 admin = typer.Typer(help="Look after the service.", no_args_is_help=True)

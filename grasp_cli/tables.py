@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
 from rich import box
 from rich.console import Console, ConsoleOptions
 from rich.table import Table
@@ -128,11 +127,11 @@ def _origin(version: Version, sources: Mapping[str | None, str]) -> tuple[str, .
     """What came in with it, how, how much of it was taken, and what that was worth."""
     if version.rollback_of:
         return f"rollback to {version.rollback_of}", "-", "-", "-"
-    figures = read_figures(version.metrics)
+    figures = Figures.read(version.metrics)
     share, test = figures.transferred_share, figures.worth and figures.worth.test
     return (
         sources.get(version.source, "-"),
-        shown(version.method),
+        "weights kept" if version.kept else shown(version.method),
         "-" if share is None else f"{share:.0%}",
         test.accuracy.in_points() if test and test.accuracy else "-",
     )
@@ -232,14 +231,6 @@ def accuracy(
         return f"{value:.4f}"
     low, high = interval
     return f"{value:.4f} ({low:.2f}-{high:.2f})"
-
-
-def read_figures(metrics: Mapping[str, Any]) -> Figures:
-    """None of them, where a server of another release writes others."""
-    try:
-        return Figures.model_validate(metrics)
-    except ValidationError:
-        return Figures()
 
 
 def change(metrics: Mapping[str, Any] | None, split: str) -> str:

@@ -171,6 +171,7 @@ class Verdict(BaseModel):
 
     outcome: str  # accepted, rejected, or kept: the weights stay as they were
     reason: str | None = None
+    cause: str | None = None  # not_finite, norm, floor or fall; None: not refused, or an old server
     change: Change | None = None  # on validation
 
     @property

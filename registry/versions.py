@@ -20,6 +20,13 @@ from registry.jobs.queue import Lease, close, hold, lock_queue, ring_waiting
 from registry.jobs.transitions import change
 from registry.tables import Job, Model, Source, Version, VersionFile
 
+ALLOWED_BY = {  # grasp_core.report.Cause: the setting; of what is not finite there is none
+    "norm": "merge.gate.max_norm_ratio",
+    "floor": "merge.gate.max_drop to 1",
+    "fall": "merge.gate.max_drop (of one class: max_class_drop)",
+}
+NEVER_ALLOWED = "no setting allows what is not finite: offer a checkpoint whose values all are"
+
 
 @dataclass(frozen=True)
 class FoldResult:
@@ -81,8 +88,7 @@ def reject(session: Session, lease: Lease, result: FoldResult, now: datetime) ->
     error = {
         "code": "gate_rejected",
         "message": result.verdict and result.verdict["reason"],
-        "hint": "the report has the figures; to allow it, PATCH the model's merge.gate, post the"
-        " checkpoint again if it is no longer stored, and retry the job",
+        "hint": _advise(result.verdict or {}, stored=model.keep_sources),
     }
     close(session, lease, "rejected", now, error=error, **_describe(result))
 
@@ -90,6 +96,19 @@ def reject(session: Session, lease: Lease, result: FoldResult, now: datetime) ->
 def record_trial(session: Session, lease: Lease, result: FoldResult, now: datetime) -> None:
     """Keep what a dry run found; its weights are thrown away."""
     close(session, lease, "succeeded", now, **_describe(result))
+
+
+def _advise(verdict: Mapping[str, Any], *, stored: bool) -> str:
+    """What somebody can do who wants it nevertheless."""
+    cause = verdict.get("cause")
+    if cause == "not_finite":
+        return NEVER_ALLOWED
+    again = "" if stored else " POST the same checkpoint again, which is no longer stored,"
+    setting = ALLOWED_BY.get(str(cause), "merge.gate")
+    return (
+        f"the report has the figures; to allow it, PATCH the model's {setting},{again} and retry"
+        " the job"
+    )
 
 
 def _describe(result: FoldResult) -> dict[str, Any]:

@@ -278,4 +278,4 @@ def test_configured_but_not_installed_it_says_so_and_goes_on(tmp_path: Path) -> 
     (line,) = (json.loads(line) for line in ended.stderr.splitlines() if "traces are" in line)
     assert line["level"] == "warning"
     assert line["missing"] == "opentelemetry.sdk.resources"
-    assert "grasp-merge[tracing]" in line["hint"]
+    assert "py3-none-any.whl[tracing]'`" in line["hint"]

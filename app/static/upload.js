@@ -2,8 +2,15 @@
 
 import { Problem, describe, token } from "./api.js";
 
-const SAFETENSORS_HEADER = 9; // bytes: the header's length, and the brace it begins with
-const ARCHIVE = [0x50, 0x4b]; // PK: what torch.save writes
+const START = 512; // bytes: a header's length, and the brace it begins with; of a zip, the first name
+const CONVERT = "`grasp push` converts .pt, .pth and .ckpt files on your machine, and uploads them.";
+const NUMPY = /^PK\x03\x04[^]{26}[^\0]*?\.npy/; // a zip archive, by its first name
+const TORCH = /^PK\x03\x04[^]{26}[^\0]*?data\.pkl/;
+const LOOKALIKES = [
+  [NUMPY, ": it is a NumPy archive: target data, not weights", "Register it as a target."],
+  [TORCH, ": it looks like one of torch.save", CONVERT],
+  [/^/, "", CONVERT],
+];
 
 for (const form of document.querySelectorAll("form[data-upload]")) prepare(form);
 
@@ -53,13 +60,13 @@ async function upload(form) {
 
 // The server would say so too, but only once much of a large file is on its way.
 async function requireSafetensors(file) {
-  const start = new Uint8Array(await file.slice(0, SAFETENSORS_HEADER).arrayBuffer());
-  if (start[8] === "{".charCodeAt(0)) return;
-  const torch = start[0] === ARCHIVE[0] && start[1] === ARCHIVE[1];
+  const start = new TextDecoder("latin1").decode(await file.slice(0, START).arrayBuffer());
+  if (start[8] === "{") return;
+  const [, what, hint] = LOOKALIKES.find(([pattern]) => pattern.test(start));
   throw new Problem({
     code: "invalid_checkpoint",
-    detail: `${file.name} is not a safetensors file${torch ? ": it looks like one of torch.save" : ""}.`,
-    hint: "`grasp push` converts .pt, .pth and .ckpt files on your machine, and uploads them.",
+    detail: `${file.name} is not a safetensors file${what}.`,
+    hint,
   });
 }
 

@@ -148,7 +148,7 @@ class Demo:
             source=decade,
             alone=job.metrics["source"]["test"]["accuracy"],
             status=job.status,
-            sentence=Figures.model_validate(job.metrics).sentence,
+            sentence=Figures.read(job.metrics).sentence,
             transferred_share=job.metrics.get("transferred_share"),
             version=model.version,
             merged=model.metrics["after"]["test"]["accuracy"] if model.metrics else None,

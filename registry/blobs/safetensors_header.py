@@ -47,8 +47,11 @@ RESEND = "the file was cut off or damaged on its way: send it again"
 CONVERT = "convert it with `grasp convert`, or send it with `grasp push`, which does that by itself"
 DOWNLOAD = "download the file itself, not the page that shows it"
 EXPORT = "export the weights as safetensors"
+TARGET = "register it with `grasp targets create NAME FILE`, or POST it to /targets"
+UNPACK = "unpack it, and send the checkpoint that is in it; target data is for POST /targets"
+ITSELF = "send the checkpoint itself, as safetensors' save_file wrote it"
 LOOKALIKES: dict[bytes, tuple[str, str]] = {  # first bytes in lower case: (it is, do)
-    b"pk": ("a zip archive, as torch.save (.pt, .pth) and numpy (.npz) write", CONVERT),
+    b"pk": ("a zip archive", UNPACK),
     **dict.fromkeys((b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"), ("a pickle", CONVERT)),
     b"\x1f\x8b": ("compressed with gzip", "unpack it first, with gunzip"),
     **dict.fromkeys((b"<!do", b"<htm"), ("a web page (HTML)", DOWNLOAD)),
@@ -58,6 +61,13 @@ LOOKALIKES: dict[bytes, tuple[str, str]] = {  # first bytes in lower case: (it i
     b"\x89hdf": ("an HDF5 file, as Keras writes them", EXPORT),
     b"{": ("JSON, perhaps the index of a checkpoint in parts", "send one file with all tensors"),
 }
+ZIP = b"PK\x03\x04"  # begins with a file's header: 30 bytes, the last four the lengths of its name
+ZIP_HEADER = 30  # and of an extra field; then comes the name
+ZIP_MEMBERS: dict[bytes, tuple[str, str]] = {  # how the first file's name ends: (it is, do)
+    b".npy": ("a NumPy archive (.npz): target data, not weights", TARGET),
+    b"data.pkl": ("a zip archive, as torch.save (.pt, .pth) writes", CONVERT),
+}
+TEXT = frozenset(b"\t\n\v\f\r" + bytes(range(32, 127)))
 
 
 class Header(NamedTuple):
@@ -73,7 +83,7 @@ class HeaderReader:
 
     def __init__(self, name: str = "the file") -> None:
         self._name = name
-        self._start = bytearray()  # the length, and the first byte of the header
+        self._start = bytearray()  # the length, and the first byte of the header; of a zip more
         self._wanted = LENGTH  # bytes of the length and the header
         self._size: int | None = None  # of the whole file, once the header was read
         self._seen = 0
@@ -127,15 +137,16 @@ class HeaderReader:
             raise self._error(f"ends within the {place}: {missing} bytes are missing", RESEND)
 
     def _look_at_start(self, rest: memoryview) -> None:
-        for end in (LENGTH, LENGTH + 1):  # see at once whether JSON begins
-            if len(self._start) < end:
-                count = end - len(self._start)
-                self._start += rest[:count]
-                rest = rest[count:]
-                self._check_start()
+        while rest and (count := _next_look(self._start) - len(self._start)) > 0:
+            self._start += rest[:count]
+            rest = rest[count:]
+            self._check_start()
 
     def _check_start(self) -> None:
-        if len(self._start) == LENGTH:
+        if self._start.startswith(ZIP):
+            if len(self._start) == _next_look(self._start):
+                self._refuse_lookalike()
+        elif len(self._start) == LENGTH:
             length = int.from_bytes(self._start, "little")
             if not 0 < length <= MAX_HEADER:
                 self._refuse_lookalike()
@@ -164,15 +175,39 @@ class HeaderReader:
             )
 
     def _refuse_lookalike(self) -> None:
-        start = bytes(self._start).lower()
-        for magic, (what, hint) in LOOKALIKES.items():
-            if start.startswith(magic):
-                raise self._error(f"is not safetensors: it is {what}", hint)
+        lookalike = _recognize(bytes(self._start))
+        if lookalike is not None:
+            what, hint = lookalike
+            raise self._error(f"is not safetensors: it is {what}", hint)
 
     def _error(self, message: str, hint: str) -> CheckpointError:
         self._failure = CheckpointError(f"{self._name} {message}", hint=hint)
         self._failure.convertible = hint is CONVERT
         return self._failure
+
+
+def _next_look(start: bytes | bytearray) -> int:
+    """How many bytes tell more than these: to the length, to the `{`, to the end of a zip's first
+    name. As many as these: none do."""
+    if len(start) < LENGTH:
+        return LENGTH
+    if not start.startswith(ZIP):
+        return LENGTH + 1  # see at once whether JSON begins
+    if len(start) < ZIP_HEADER:
+        return ZIP_HEADER
+    return ZIP_HEADER + min(int.from_bytes(start[26:28], "little"), MAX_NAME)
+
+
+def _recognize(start: bytes) -> tuple[str, str] | None:
+    """What a file is that is not safetensors, and what to do; None: nobody knows."""
+    if start.startswith(ZIP):
+        for ending, lookalike in ZIP_MEMBERS.items():
+            if start[ZIP_HEADER:].endswith(ending):
+                return lookalike
+    for magic, lookalike in LOOKALIKES.items():
+        if start.lower().startswith(magic):
+            return lookalike
+    return ("text", ITSELF) if TEXT.issuperset(start) else None
 
 
 def _parse(scanner: Scanner) -> tuple[dict[str, Found], dict[str, str], int]:

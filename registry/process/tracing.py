@@ -15,6 +15,7 @@ from opentelemetry import trace
 from opentelemetry.trace import Span, SpanKind, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from grasp_core.installation import advise_install
 from registry.process.logs import get_log
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def _open_provider(service: str) -> "TracerProvider | None":
         log.warning(
             "traces are configured, but not sent: a package is missing",
             missing=error.name,
-            hint="pip install 'grasp-merge[tracing]', or unset OTEL_EXPORTER_OTLP_ENDPOINT",
+            hint=f"{advise_install('tracing')}; or unset OTEL_EXPORTER_OTLP_ENDPOINT",
         )
         return None
     # What the environment says of the service comes last, and so counts.

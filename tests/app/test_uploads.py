@@ -33,7 +33,7 @@ TUS = {"Tus-Resumable": "1.0.0"}
 KEY = {"Idempotency-Key": "once"}
 BYTES = {**TUS, "Content-Type": "application/offset+octet-stream"}
 CONTENT = checkpoint(1)
-ARCHIVE = b"PK\3\4, which is no checkpoint"
+ARCHIVE = b"PK\3\4" + bytes(27)  # a zip, of a file without a name
 
 
 def metadata(**values: str) -> dict[str, str]:

@@ -269,4 +269,4 @@ def test_without_scikit_learn_it_says_what_to_install() -> None:
 
     assert result.returncode == 1
     assert result.stderr.startswith("grasp: the demo needs sklearn, which is not installed here\n")
-    assert "grasp-merge[demo]" in result.stderr
+    assert "py3-none-any.whl[demo]'`" in result.stderr

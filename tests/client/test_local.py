@@ -129,7 +129,7 @@ def test_without_torch_it_says_what_to_install(world: World, model: str) -> None
 
     assert result.returncode == 1
     assert "grasp: converting needs torch, which is not installed here\n" in result.stderr
-    assert "grasp-merge[torch]" in result.stderr
+    assert "py3-none-any.whl[torch]'`" in result.stderr
 
 
 def test_a_model_is_pulled_as_a_folder_that_timm_loads(world: World, model: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner, Result
@@ -18,7 +19,7 @@ from tests.app.world import Server, World
 from tests.client.hand import working
 
 Run = Callable[..., Result]
-NEW = ("models", "create", "other", "-a", "tiny", "-t", "faces")
+NEW = ("models", "create", "other", "-a", "test_vit", "-t", "faces")
 
 
 @pytest.fixture
@@ -94,9 +95,49 @@ def test_bytes_that_were_offered_before_are_said_to_be(
 def test_a_rejected_source_says_what_can_be_typed(run: Run, world: World, source: Path) -> None:
     with working(world):
         result = run("push", "merged", source, "--name", "bad", "--wait", code=1)
+        shown = world.client.get("/jobs").json()["items"][0]
+        job, model = shown["id"], shown["model"]
 
-    assert "PATCH" not in result.stdout
-    assert "`grasp jobs retry job_" in result.stdout
+        assert result.stdout.endswith(
+            f"\n  `grasp jobs report {job}` has the figures; to allow it,"
+            f" `grasp models update {model} --set gate.max_drop=…`, `grasp push {model} FILE`,"
+            f" then `grasp jobs retry {job}`\n"
+        )
+        run("models", "update", model, "--set", "gate.max_drop=0.5")
+        run("push", model, source)
+        assert run("jobs", "retry", job).stdout == f"{job}: queued\n"
+
+
+def test_a_rejected_source_that_is_kept_need_not_be_pushed_again(
+    run: Run, world: World, source: Path
+) -> None:
+    world.client.patch("/models/merged", json={"keep_sources": True})
+    with working(world):
+        result = run("push", "merged", source, "--name", "bad", "--wait", code=1)
+
+    assert "--set gate.max_drop=…`, then `grasp jobs retry job_" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("cause", "said"),
+    [
+        ("norm", "--set gate.max_norm_ratio=…`"),
+        ("floor", "--set gate.max_drop=1`"),
+        (None, "--set gate.…`"),
+        ("not_finite", "no setting allows what is not finite: push a checkpoint whose values"),
+    ],
+)
+def test_what_allows_a_rejected_source_depends_on_its_cause(
+    run: Run, world: World, cause: str | None, said: str
+) -> None:
+    world.post_source()
+    world.reject(cause=cause)
+    job = world.client.get("/jobs").json()["items"][0]["id"]
+
+    shown = run("watch", job, code=1).stdout
+
+    assert said in shown
+    assert ("retry" in shown) == (cause != "not_finite")
 
 
 def test_a_folder_without_files_is_not_sent(run: Run, world: World) -> None:
@@ -116,11 +157,23 @@ def test_a_download_names_the_file_that_was_asked_for(run: Run, world: World) ->
     assert result.stderr == "grasp: taken/merged-v1.safetensors: Is a directory\n"
 
 
-def test_a_zip_is_not_advised_to_be_pushed(run: Run) -> None:
-    Path("a.npz").write_bytes(b"PK\x03\x04" + bytes(100))
+def test_target_data_is_not_advised_to_be_converted(run: Run) -> None:
+    np.savez("a.npz", x=np.zeros(2), y=np.zeros(2))
 
-    assert "`grasp convert`" in run("push", "merged", "a.npz", code=1).stderr
-    assert "`grasp push`" not in run("push", "merged", "a.npz", code=1).stderr
+    said = run("push", "merged", "a.npz", code=1).stderr
+
+    assert "it is a NumPy archive (.npz): target data, not weights\n" in said
+    assert "`grasp targets create NAME FILE`" in said
+    assert "`grasp convert`" not in said
+
+
+def test_text_is_not_advised_to_be_sent_again(run: Run) -> None:
+    for text in ("notes", "the weights are on the other disk\n"):
+        Path("a.safetensors").write_text(text)
+
+        said = run("push", "merged", "a.safetensors", code=1).stderr
+
+        assert said.startswith("grasp: a.safetensors is not safetensors: it is text\n  send the ch")
 
 
 @pytest.mark.parametrize(

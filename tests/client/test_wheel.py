@@ -74,7 +74,10 @@ def test_it_has_the_client_and_the_core_and_nothing_of_the_service(wheel: Path) 
     with ZipFile(wheel) as file:
         top = {name.partition("/")[0] for name in file.namelist()}
 
+        names = file.read("grasp_core/kinds/image/names.txt").decode().split()
+
     assert {name for name in top if not name.endswith(".dist-info")} == OURS
+    assert "resnet18" in names
 
 
 def test_what_it_brings_is_light(training: Path) -> None:
@@ -130,4 +133,4 @@ def test_merging_here_needs_torch(training: Path) -> None:
 
     done = run(training / "grasp", "convert", "site-a.pt", expect=1)
 
-    assert "grasp-merge[torch]" in done.stderr
+    assert "py3-none-any.whl[torch]'`" in done.stderr

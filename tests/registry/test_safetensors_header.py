@@ -103,6 +103,19 @@ def torch_legacy() -> bytes:
     return file.getvalue()
 
 
+def npz() -> bytes:
+    file = io.BytesIO()
+    np.savez(file, x=np.zeros(2), y=np.zeros(2))
+    return file.getvalue()
+
+
+def zip_of(name: str) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr(name, b"\0" * 100)
+    return file.getvalue()
+
+
 def empty_zip() -> bytes:
     file = io.BytesIO()
     zipfile.ZipFile(file, "w").close()
@@ -116,8 +129,12 @@ LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 3\n"
 BROKEN: dict[str, tuple[bytes, str]] = {  # what: (bytes, what the message says)
     # other things than safetensors
     "empty": (b"", "is empty"),
-    "torch zip": (torch_zip(), "it is a zip archive, as torch.save .* write .*grasp convert"),
-    "empty zip": (empty_zip(), "it is a zip archive"),
+    "torch zip": (torch_zip(), "it is a zip archive, as torch.save .* writes .*grasp convert"),
+    "npz": (npz(), "it is a NumPy archive .*: target data, not weights .*grasp targets create"),
+    "cut npz": (npz()[:32], r"it is a zip archive \(unpack it"),
+    "zip": (zip_of("cats/1.png"), r"it is a zip archive \(unpack it"),
+    "a zip of a long name": (zip_of("x" * 60_000 + ".npy"), r"it is a zip archive \(unpack it"),
+    "empty zip": (empty_zip(), r"it is a zip archive \(unpack it"),
     "torch legacy": (torch_legacy(), "it is a pickle .*grasp convert"),
     "pickle 3": (pickle.dumps({"w": 1}, protocol=3), "it is a pickle"),
     "pickle 4": (pickle.dumps({"w": list(range(99))}, protocol=4), "it is a pickle"),
@@ -132,7 +149,9 @@ BROKEN: dict[str, tuple[bytes, str]] = {  # what: (bytes, what the message says)
     "gguf": (b"GGUF\x03\x00\x00\x00" + bytes(16), "it is a GGUF file"),
     "hdf5": (b"\x89HDF\r\n\x1a\n" + bytes(16), "it is an HDF5 file"),
     "index": (b'{"metadata": {}, "weight_map": {}}', "it is JSON, perhaps the index"),
-    "text": (b"hello world, this is text", "announce a header of 8031924123371070824 bytes"),
+    "text": (b"hello world, this is text", r"it is text \(send the checkpoint itself"),
+    "short text": (b"hello\n", r"it is text \(send the checkpoint itself"),
+    "text and more": (b"hello\xff\xff\xff", "announce a header of"),
     # the length
     "three bytes": (GOOD[:3], "ends within the length of its header: 5 bytes are missing"),
     "length 0": (bytes(20), "announce a header of 0 bytes"),
@@ -333,7 +352,14 @@ def test_a_broken_file_is_refused_saying_what_and_where(kind: str, tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("kind", "count"),
-    [("text", 8), ("length 0", 8), ("torch zip", 8), ("array", 9), ("excess", len(GOOD) + 1)],
+    [
+        ("text", 8),
+        ("length 0", 8),
+        ("torch zip", 46),
+        ("npz", 35),
+        ("array", 9),
+        ("excess", len(GOOD) + 1),
+    ],
 )
 def test_a_wrong_file_is_refused_at_the_first_wrong_byte(kind: str, count: int) -> None:
     assert bytes_until_refused(BROKEN[kind][0]) == count

@@ -116,6 +116,38 @@ def test_a_rejected_fold_leaves_the_model_as_it_was(world: World) -> None:
     assert len(lineage(world, model)) == 1
 
 
+@pytest.mark.parametrize(
+    ("cause", "said"),
+    [
+        ("norm", "PATCH the model's merge.gate.max_norm_ratio,"),
+        ("floor", "PATCH the model's merge.gate.max_drop to 1,"),
+        ("fall", "PATCH the model's merge.gate.max_drop (of one class: max_class_drop),"),
+        (None, "PATCH the model's merge.gate,"),  # of an older worker
+        ("not_finite", "no setting allows what is not finite: offer a checkpoint whose"),
+    ],
+)
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_rejected_fold_says_what_would_allow_it(
+    world: World, cause: str | None, said: str, kept: bool
+) -> None:
+    model = world.ready_model(keep_sources=kept)
+    _, job, _ = world.offer(model, "a")
+    verdict = {"outcome": "rejected", "reason": "worse", "cause": cause}
+
+    lease = world.lease_of(job)
+    with world.database.write() as session:
+        refused = versions.FoldResult(None, "{}", {}, verdict=verdict)
+        versions.reject(session, lease, refused, world.now)
+
+    error = world.job(job).error
+    assert error is not None
+    hint = error["hint"]
+    again = " POST the same checkpoint again, which is no longer stored,"
+    assert said in hint
+    assert (again in hint) == (not kept and cause != "not_finite")
+    assert ("retry the job" in hint) == (cause != "not_finite")
+
+
 def test_a_trial_leaves_the_model_as_it_was(world: World) -> None:
     model = world.ready_model()
     job = world.try_out(model, "a")
