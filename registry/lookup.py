@@ -33,6 +33,7 @@ WORDS: dict[type, str] = {
     Upload: "upload",
 }
 MAX_PAGE = 200
+SHOWN = 5  # names in a message
 PAGE_SIZE = 2**20  # characters of JSON in its rows; one that has more is a page of its own
 
 
@@ -115,12 +116,30 @@ def _is_of(table: type[Row], owner: str | None) -> ColumnElement[bool]:
     return true() if owner is None else table.owner == owner
 
 
-def require_free_name(
-    session: Session, table: type[Target] | type[Model], owner: str, name: str
-) -> None:
+def require_free_name(session: Session, table: type[Named], owner: str, name: str) -> None:
     """Raise NameTaken before much is done for nothing; another may still be faster."""
-    if session.scalar(select(table.id).where(table.owner == owner, table.name == name)):
-        raise _taken(table, name)
+    row = find_namesake(session, table, owner, name)
+    if row is not None:
+        require_failed(session, row)
+
+
+def find_namesake(session: Session, table: type[Named], owner: str, name: str) -> Named | None:
+    return session.scalar(select(table).where(table.owner == owner, table.name == name))
+
+
+def require_failed(session: Session, row: Target | Model) -> None:
+    """Raise NameTaken unless the row can be replaced: it has failed, as has all that uses it."""
+    if row.status != "failed":
+        raise _taken(type(row), row.name)
+    used = select(Model.name).where(Model.target_id == row.id, Model.status != "failed")
+    users = session.scalars(used.order_by(Model.name).limit(SHOWN + 1)).all()
+    if users:
+        more = ", …" if len(users) > SHOWN else ""
+        raise NameTaken(
+            f"you have a {WORDS[type(row)]} named {row.name!r} already; it has failed, but models"
+            " use it",
+            hint=f"delete {', '.join(users[:SHOWN])}{more} first, or choose another name",
+        )
 
 
 def add_named(session: Session, row: Target | Model) -> None:

@@ -18,8 +18,9 @@ from registry.files import find_file, make_files
 from registry.histories import require_histories
 from registry.jobs.abilities import find_missing
 from registry.jobs.queue import Lease, close, drop_queue, enqueue, lock_queue, open_queue
+from registry.jobs.replacement import replace_failed
 from registry.jobs.transitions import Failure, change
-from registry.lookup import add_named, new_id
+from registry.lookup import add_named, new_id, rename
 from registry.tables import DeviceClass, Job, Model, ModelFile, ModelMethod, Target, Version
 
 MODEL_WITH_BASE = "a base is given with a new model: make one with this method, and its base"
@@ -42,6 +43,8 @@ def create_model(
     request_id: str | None = None,
 ) -> tuple[Model, Job]:
     """A model with its files, by name, and the job that prepares it: seq 0 of its queue.
+
+    It replaces one of the same name that has failed.
 
     Raises NameTaken, and NotFound if the target was deleted meanwhile.
     """
@@ -75,6 +78,7 @@ def create_model(
         files=make_files(ModelFile, files),
     )
     set_merge(model, merge)
+    replace_failed(session, Model, owner, name)
     add_named(session, model)
     open_queue(session, model_id, waits_for=target.id)
     enqueue(session, job)
@@ -133,6 +137,13 @@ def find_holds(
 ) -> dict[str, Failure]:
     """By id, why the jobs of these models wait, where they do: for a worker, or for a blob."""
     return find_missing(session, models, lease_seconds) | find_bad_inputs(session, models)
+
+
+def rename_model(session: Session, model: Model, name: str) -> None:
+    """It replaces one of that name that has failed. Raises NameTaken."""
+    if name != model.name:
+        replace_failed(session, Model, model.owner, name)
+        rename(session, model, name)
 
 
 def delete_model(session: Session, model: Model) -> None:

@@ -20,6 +20,7 @@ from registry.jobs.queue import (
     open_queue,
     ring_waiting,
 )
+from registry.jobs.replacement import replace_failed
 from registry.jobs.transitions import change
 from registry.lookup import add_named, new_id
 from registry.tables import Job, Model, Target
@@ -35,7 +36,8 @@ def create_target(
     blob: Blob | None = None,
     request_id: str | None = None,
 ) -> tuple[Target, Job]:
-    """A target and the job that validates it. Raises NameTaken."""
+    """A target and the job that validates it; it replaces one of the same name that has failed,
+    with the models that have failed for it. Raises NameTaken."""
     target_id = new_id("tgt")
     if blob is not None:
         forget_problems(session, [blob.sha256])
@@ -58,6 +60,7 @@ def create_target(
         status="validating",
         job_id=job.id,
     )
+    replace_failed(session, Target, owner, name)
     add_named(session, target)
     open_queue(session, target_id)
     enqueue(session, job)

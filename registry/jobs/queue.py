@@ -226,7 +226,11 @@ def cancel(session: Session, job_id: str, now: datetime) -> JobStatus:
 
 
 def retry(session: Session, job: Job) -> None:
-    """Queue an ended job again, at the end of its queue, with all its attempts. Raises Conflict."""
+    """Queue an ended job again, at the end of its queue, with all its attempts.
+
+    Raises Conflict, and NotFound if its model or target was deleted meanwhile.
+    """
+    lock_queue(session, job.queue_id)  # another of the same name may be taking its place
     fresh: dict[str, Any] = {
         # Everything else of a model waits for its preparation, which keeps its place.
         "seq": job.seq if job.kind == "prepare" else _next_seq(session, job.queue_id),

@@ -154,6 +154,34 @@ def test_a_taken_name_leaves_no_bytes_behind(world: World) -> None:
         assert (answer.status_code, answer.json()["code"]) == (409, "name_taken")
 
 
+def test_a_target_that_failed_is_replaced_by_the_next_of_its_name(world: World) -> None:
+    failed = world.post_target("faces").json()["target"]["id"]
+    world.fail()
+
+    answer = world.client.post(
+        "/targets", data={"name": "faces"}, files={"file": ("a.zip", b"mended")}
+    )
+
+    assert answer.status_code == 202, answer.text
+    made = world.client.get("/targets/faces").json()
+    assert (made["id"], made["status"]) == (answer.json()["target"]["id"], "validating")
+    assert world.client.get(f"/targets/{failed}").status_code == 404
+
+
+def test_a_target_that_failed_stays_for_a_model_that_may_yet_be_made(world: World) -> None:
+    world.post_target("faces")
+    world.post_model("merged", "faces")
+    world.fail()
+
+    with world.nothing_left():
+        answer = world.client.post(
+            "/targets", data={"name": "faces"}, files={"file": ("a.zip", b"mended")}
+        )
+
+    assert (answer.status_code, answer.json()["code"]) == (409, "name_taken")
+    assert answer.json()["hint"] == "delete merged first, or choose another name"
+
+
 def test_samples_are_shown_once_it_is_validated(world: World) -> None:
     samples = [{"class": name, "split": "train", "png": "iVBORw0KGgo="} for name in ("F", "M")]
     link = world.post_target().json()["target"]["links"]["samples"]

@@ -14,6 +14,9 @@ from grasp_core.parameters import PRESETS, parse_config
 from grasp_core.spec import ModelSpec
 from registry import models, targets
 from registry.errors import NameTaken, NotFound, StillUsed
+from registry.jobs import queue
+from registry.jobs.transitions import Failure
+from registry.lookup import find
 from registry.tables import Job, Model, Source, Target, Version
 from tests.configs import grasp_alone
 from tests.registry.conftest import World, blob
@@ -27,6 +30,14 @@ def delete_model(world: World, model: Model) -> None:
 def delete_target(world: World, target: Target) -> None:
     with world.database.write() as session:
         targets.delete_target(session, session.get_one(Target, target.id))
+
+
+MISSPELT = Failure("unknown_architecture", "no such model", retryable=False)
+
+
+def rename_model(world: World, model: Model, name: str) -> None:
+    with world.database.write() as session:
+        models.rename_model(session, session.get_one(Model, model.id), name)
 
 
 def test_a_target_is_made_with_the_job_that_validates_it(world: World) -> None:
@@ -85,6 +96,120 @@ def test_a_name_is_taken_once_per_owner(world: World) -> None:
 
 def test_of_equal_names_at_once_one_is_taken(world: World) -> None:
     target = world.ready_target()
+    together = threading.Barrier(4)
+
+    def make(_: int) -> bool:
+        together.wait()
+        try:
+            world.add_model(target, "merged")
+        except NameTaken:
+            return False
+        return True
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sum(pool.map(make, range(4))) == 1
+
+
+def test_a_failed_model_gives_way_to_one_of_its_name(world: World) -> None:
+    target = world.ready_target()
+    failed, job = world.add_model(target, "merged")
+    world.offer(failed, "a")
+    world.fail(world.lease_of(job), MISSPELT)
+
+    made, _ = world.add_model(target, "merged")
+
+    rows = world.rows()
+    assert [row[0] for row in rows["models"]] == [made.id]
+    assert rows["sources"] == []
+    assert sorted(row[0] for row in rows["queues"]) == sorted([target.id, made.id])
+    assert world.get(Model, made.id).status == "preparing"
+
+
+def test_a_failed_target_gives_way_with_the_models_that_failed_for_it(world: World) -> None:
+    failed, job = world.add_target("faces")
+    _, preparation = world.add_model(failed, "merged")
+    world.fail(world.lease_of(job), MISSPELT)
+    world.fail(world.lease_of(preparation), MISSPELT)
+
+    made, _ = world.add_target("faces")
+
+    rows = world.rows()
+    assert [row[0] for row in rows["targets"]] == [made.id]
+    assert rows["models"] == []
+    assert [row[0] for row in rows["queues"]] == [made.id]
+
+
+def test_a_failed_target_stays_while_a_model_may_still_be_made_of_it(world: World) -> None:
+    failed, job = world.add_target("faces")
+    world.add_model(failed, "merged")
+    world.fail(world.lease_of(job), MISSPELT)
+    before = world.rows()
+
+    with pytest.raises(NameTaken, match="it has failed, but models use it") as caught:
+        world.add_target("faces")
+
+    assert caught.value.hint == "delete merged first, or choose another name"
+    assert world.rows() == before
+
+
+def test_a_failed_model_gives_its_name_to_one_that_is_renamed(world: World) -> None:
+    target = world.ready_target()
+    model = world.ready_model("other", target=target)
+    failed, job = world.add_model(target, "merged")
+    world.fail(world.lease_of(job), MISSPELT)
+
+    rename_model(world, failed, "merged")  # to what it has
+    assert world.get(Model, failed.id).status == "failed"
+    rename_model(world, model, "merged")
+
+    assert [row[0] for row in world.rows()["models"]] == [model.id]
+    assert world.get(Model, model.id).name == "merged"
+
+
+def test_what_has_not_failed_keeps_its_name(world: World) -> None:
+    target = world.ready_target()
+    model = world.ready_model("merged", target=target)
+    other = world.ready_model("other", target=target)
+
+    with pytest.raises(NameTaken):
+        rename_model(world, other, "merged")
+    with pytest.raises(NameTaken):
+        world.add_model(target, "merged")
+
+    assert world.get(Model, model.id).status == "ready"
+
+
+def test_a_failed_model_is_either_tried_again_or_replaced(world: World) -> None:
+    target = world.ready_target()
+    for i in range(5):
+        failed, job = world.add_model(target, f"model {i}")
+        world.fail(world.lease_of(job), MISSPELT)
+        together = threading.Barrier(2)
+
+        def retry(job: Job = job, together: threading.Barrier = together) -> None:
+            together.wait()
+            with world.database.write() as session:
+                queue.retry(session, find(session, Job, job.owner, job.id))
+
+        def replace(name: str = failed.name, together: threading.Barrier = together) -> None:
+            together.wait()
+            world.add_model(target, name)
+
+        with ThreadPoolExecutor(2) as pool:
+            retried, replaced = pool.submit(retry), pool.submit(replace)
+            errors = [type(retried.exception()), type(replaced.exception())]
+
+        assert errors in ([NotFound, type(None)], [type(None), NameTaken])
+        lease = world.claim()  # one of the two prepares it
+        assert lease is not None
+        assert (lease.queue_id == failed.id) == (errors[0] is type(None))
+        world.prepare(lease)
+
+
+def test_of_two_that_replace_a_failed_one_at_once_one_does(world: World) -> None:
+    target = world.ready_target()
+    _, job = world.add_model(target, "merged")
+    world.fail(world.lease_of(job), MISSPELT)
     together = threading.Barrier(4)
 
     def make(_: int) -> bool:
