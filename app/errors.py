@@ -55,6 +55,7 @@ STATUS: dict[str, int] = {
     "invalid_config": 422,
     "invalid_checkpoint": 422,
     "checkpoint_mismatch": 422,
+    "unknown_architecture": 422,
     "digest_mismatch": 422,
     "idempotency_key_reused": 422,
     "uri_not_allowed": 422,

@@ -154,7 +154,7 @@ def models_of_long_names(count: int) -> Attack:
         ) as client:
             client.post("/targets?name=named", content=b"PK").raise_for_status()
             for number in range(count):
-                fields = {"name": f"named-{number}", "architecture": "a", "target": "named"}
+                fields = {"name": f"named-{number}", "architecture": "resnet18", "target": "named"}
                 body = json.dumps(fields | {"classes": names}, ensure_ascii=False).encode()
                 client.post("/models", content=body).raise_for_status()
 

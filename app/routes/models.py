@@ -30,7 +30,7 @@ from app.schemas import (
 from app.serializers import model_fields, see, serialize_job, serialize_model, serialize_source
 from app.service import Service, ServiceDep
 from grasp_core.config import FoldConfig, Frozen, GateConfig
-from grasp_core.kinds import Kind, check_augmentation, find_kind
+from grasp_core.kinds import Kind, check_augmentation, find_kind, require_architecture
 from grasp_core.methods import METHODS
 from grasp_core.named_files import BASE
 from grasp_core.parameters import asks_for_probe
@@ -38,8 +38,8 @@ from registry.blobs.base import Blob
 from registry.errors import Unusable
 from registry.jobs.queue import lock_queue
 from registry.jobs.states import JobStatus, ModelStatus
-from registry.lookup import find_named, list_page, rename, require_free_name
-from registry.models import changed_merge, set_merge
+from registry.lookup import find_named, list_page, require_free_name
+from registry.models import changed_merge, rename_model, set_merge
 from registry.models import create_model as create_model_row
 from registry.models import delete_model as delete_model_row
 from registry.sources import offer_source
@@ -110,7 +110,9 @@ class ModelIntake(Intake[ModelCreate]):
 
     def check(self, session: Session, fields: ModelCreate) -> None:
         target = find_named(session, Target, self.once.owner, fields.target)
-        _fit(fields, find_kind(target.kind))
+        kind = find_kind(target.kind)
+        _fit(fields, kind)
+        require_architecture(kind, fields.architecture)
         require_free_name(session, Model, self.once.owner, fields.name)
 
     def inspect(self, filename: str, fields: ModelCreate | None) -> CheckpointInspector:  # noqa: ARG002
@@ -260,7 +262,7 @@ def update_model(
         lock_queue(session, row.id)  # neither another change nor a fold comes between
         session.refresh(row)
         if changes.name is not None:
-            rename(session, row, changes.name)
+            rename_model(session, row, changes.name)
         if changes.merge is not None:
             set_merge(row, _checked_merge(session, row, changes.merge))
             if asks_for_probe(changes.merge):

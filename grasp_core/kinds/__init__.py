@@ -6,13 +6,14 @@ Importing this loads no torch: `Kind.load` does.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Any, Literal
 
 from pydantic import ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from grasp_core.config import FoldConfig, Frozen
-from grasp_core.errors import ConfigError, Unloadable
+from grasp_core.errors import ArchitectureError, ConfigError, Unloadable
 from grasp_core.kinds.declaration import Export, Implementation, Kind
 from grasp_core.kinds.image import IMAGE
 from grasp_core.plugins import Declarations
@@ -27,6 +28,7 @@ __all__ = [
     "check_augmentation",
     "find_kind",
     "read_options",
+    "require_architecture",
 ]
 
 KINDS = Declarations("grasp.kinds", Kind, {"image": IMAGE})
@@ -53,6 +55,22 @@ def read_options(kind: Kind, part: Part, values: Mapping[str, Any]) -> Frozen:
         details = [_foreign(kind, part, name, values[name]) for name in foreign]
         raise ValidationError.from_exception_data(declared.__name__, details)
     return declared.model_validate(values)
+
+
+def require_architecture(kind: Kind, name: str) -> None:
+    """Raises ArchitectureError if the kind says which names there are, and this is none.
+
+    What follows a dot names pretrained weights, which are not used.
+    """
+    known = None if kind.names is None else kind.names()
+    plain = name.partition(".")[0]
+    if known is None or plain in known:
+        return
+    close = get_close_matches(plain, known, n=3)
+    raise ArchitectureError(
+        f"there is no architecture {name!r} of the kind {kind.name}",
+        hint=f"did you mean {' or '.join(close)}?" if close else f"choose {kind.architectures}",
+    )
 
 
 def check_augmentation(config: FoldConfig, kind: Kind) -> FoldConfig:

@@ -39,6 +39,9 @@ class Kind:
     preprocessing: type[Frozen] = Frozen  # all of it, as its checkpoints say it
     augmentation: type[Frozen] = Frozen  # random changes in training: merge.refine.augmentation
     asked: tuple[str, ...] = ()  # numbers among the overrides that a form for models asks for
+    names: Callable[[], frozenset[str]] | None = (
+        None  # of all architectures; None: nobody lists them
+    )
     libraries: tuple[str, ...] = ()  # packages that its results depend on, beside torch
     wrappers: tuple[str, ...] = ()  # attributes under which trainers keep the whole model
 

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from grasp_core.methods import METHODS
-from scripts.reference import cli, client, http, merge, methods, settings
+from scripts.reference import architectures, cli, client, http, merge, methods, settings
 
 ROOT = Path(__file__).parents[2]
 PAGES: dict[str, Callable[[], str]] = {
@@ -21,6 +21,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/reference/http.md": http.page,
     "docs/reference/merge.md": merge.page,
     "docs/reference/methods.md": methods.page,
+    "grasp_core/kinds/image/names.txt": architectures.names,
     **{
         f"docs/reference/methods/{method.name}.md": partial(methods.method_page, method)
         for method in METHODS.values()

@@ -31,7 +31,7 @@ OPERATIONS: dict[str, tuple[str, str]] = {
     for method, operation in methods.items()
 }
 LESSER: dict[str, Scope] = {"write": "read", "admin": "write"}
-MODEL = {"name": "new", "architecture": "tiny", "target": "faces"}
+MODEL = {"name": "new", "architecture": "test_vit", "target": "faces"}
 # What makes each request a sensible one, so that only the caller is wrong.
 BODIES: dict[str, dict[str, Any]] = {
     "create_target": {"params": {"name": "new"}, "content": b"PK"},

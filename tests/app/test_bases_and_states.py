@@ -15,7 +15,7 @@ from tests.app.world import World, checkpoint, sha256
 
 BASE, INITIAL = checkpoint(100), checkpoint(101)
 STATE = checkpoint(102)
-DESCRIBED = {"name": "merged", "architecture": "tiny", "target": "faces"}
+DESCRIBED = {"name": "merged", "architecture": "test_vit", "target": "faces"}
 Json = dict[str, Any]
 
 

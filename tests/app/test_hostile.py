@@ -18,7 +18,7 @@ from registry.tables import Model
 from tests.app.world import World, checkpoint
 
 DEEP = "[" * 5000
-MODEL = {"name": "new", "architecture": "tiny", "target": "faces"}
+MODEL = {"name": "new", "architecture": "test_vit", "target": "faces"}
 NESTED: dict[str, tuple[str, dict[str, Any]]] = {
     "a body": ("/models", {"content": DEEP}),
     "a form's model": ("/models", {"files": {"model": (None, DEEP), "file": checkpoint()}}),

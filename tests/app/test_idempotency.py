@@ -27,7 +27,7 @@ def test_a_target_is_made_once(world: World) -> None:
 
 def test_a_model_is_made_once(world: World) -> None:
     world.ready_target("faces")
-    body = {"name": "merged", "architecture": "tiny", "target": "faces"}
+    body = {"name": "merged", "architecture": "test_vit", "target": "faces"}
     first = world.client.post("/models", json=body, headers=KEY)
     with world.nothing_left():
         second = world.client.post("/models", json=body, headers=KEY)
@@ -90,11 +90,11 @@ def test_a_key_with_another_request_is_refused(world: World, change: str) -> Non
 
 def test_a_refusal_is_not_remembered(world: World) -> None:
     refused = world.client.post(
-        "/models", json={"name": "m", "architecture": "tiny", "target": "faces"}, headers=KEY
+        "/models", json={"name": "m", "architecture": "test_vit", "target": "faces"}, headers=KEY
     )
     world.ready_target("faces")
     accepted = world.client.post(
-        "/models", json={"name": "m", "architecture": "tiny", "target": "faces"}, headers=KEY
+        "/models", json={"name": "m", "architecture": "test_vit", "target": "faces"}, headers=KEY
     )
     assert (refused.status_code, accepted.status_code) == (404, 201)
 

@@ -75,7 +75,7 @@ def test_wrong_parameters_are_named(
     world: World, given: dict[str, object], where: str, message: str
 ) -> None:
     world.ready_model(merge={"method": "tally"})
-    model = {"name": "new", "architecture": "tiny", "target": "faces"}
+    model = {"name": "new", "architecture": "test_vit", "target": "faces"}
     posted = world.client.post("/models", json=model | {"merge": {"method": "tally"} | given})
     patched = world.client.patch("/models/merged", json={"merge": given})
 

@@ -46,7 +46,7 @@ def test_the_parameters_given_are_the_parameters_shown(world: World) -> None:
 
 def test_initial_weights_are_the_first_source(world: World) -> None:
     world.ready_target("faces")
-    described = json.dumps({"name": "merged", "architecture": "tiny", "target": "faces"})
+    described = json.dumps({"name": "merged", "architecture": "test_vit", "target": "faces"})
     weights = checkpoint()
 
     answer = world.client.post(
@@ -67,7 +67,7 @@ def test_initial_weights_are_the_first_source(world: World) -> None:
     ("body", "status", "where"),
     [
         ({}, 422, {"body.name", "body.architecture", "body.target"}),
-        ({"name": "mdl_x", "architecture": "a", "target": "faces"}, 422, {"body.name"}),
+        ({"name": "mdl_x", "architecture": "test_vit", "target": "faces"}, 422, {"body.name"}),
         ({"merge": {"tau": 2}}, 422, {"body.merge.tau"}),
         ({"merge": {"taau": 0.1}}, 422, {"body.merge.taau"}),
         ({"merge": {"device": "cuda"}}, 422, {"body.merge"}),
@@ -85,7 +85,7 @@ def test_every_wrong_value_is_named(
     world: World, body: dict[str, object], status: int, where: set[str]
 ) -> None:
     world.ready_target("faces")
-    required = {"name": "m", "architecture": "tiny", "target": "faces"} if body else {}
+    required = {"name": "m", "architecture": "test_vit", "target": "faces"} if body else {}
 
     with world.nothing_left():
         answer = world.client.post("/models", json={**required, **body})
@@ -99,7 +99,7 @@ def test_every_wrong_value_is_named(
 def test_numbers_that_json_lacks_are_refused(world: World, number: str) -> None:
     world.ready_target("faces")
     body = (
-        '{"name": "m", "architecture": "tiny", "target": "faces",'
+        '{"name": "m", "architecture": "test_vit", "target": "faces",'
         f' "merge": {{"refine": {{"lr": {number}}}}}}}'
     )
     with world.nothing_left():
@@ -110,19 +110,30 @@ def test_numbers_that_json_lacks_are_refused(world: World, number: str) -> None:
 @pytest.mark.parametrize(
     ("form", "status", "code"),
     [
-        ({"model": '{"name": "new", "architecture": "a", "target": "none"}'}, 404, "not_found"),
-        ({"model": '{"name": "old", "architecture": "a", "target": "faces"}'}, 409, "name_taken"),
+        (
+            {"model": '{"name": "new", "architecture": "test_vit", "target": "none"}'},
+            404,
+            "not_found",
+        ),
+        (
+            {"model": '{"name": "old", "architecture": "test_vit", "target": "faces"}'},
+            409,
+            "name_taken",
+        ),
         ({"model": "{"}, 400, "invalid_json"),
         ({"model": "[1]"}, 400, "invalid_json"),
         ({"model": "{}"}, 422, "invalid_request"),
         ({}, 400, "invalid_json"),
         (
-            {"model": '{"name": "n", "architecture": "a", "target": "faces"}', "naem": "x"},
+            {"model": '{"name": "n", "architecture": "test_vit", "target": "faces"}', "naem": "x"},
             422,
             "invalid_request",
         ),
         (
-            {"model": '{"name": "n", "architecture": "a", "target": "faces"}', "sha256": "00"},
+            {
+                "model": '{"name": "n", "architecture": "test_vit", "target": "faces"}',
+                "sha256": "00",
+            },
             422,
             "digest_mismatch",
         ),
@@ -142,7 +153,7 @@ def test_refused_initial_weights_leave_nothing(
 
 def test_initial_weights_that_are_not_safetensors_are_refused(world: World) -> None:
     world.ready_target("faces")
-    described = json.dumps({"name": "merged", "architecture": "tiny", "target": "faces"})
+    described = json.dumps({"name": "merged", "architecture": "test_vit", "target": "faces"})
     with world.nothing_left():
         answer = world.client.post(
             "/models", data={"model": described}, files={"file": ("w.pt", b"PK\3\4" * 50)}
@@ -310,7 +321,7 @@ def test_lists_are_filtered(world: World) -> None:
 
     assert names("") == ["b", "a"]
     assert names("target=others") == names("status=preparing") == ["b"]
-    assert names("architecture=tiny") == ["a"]
+    assert names("architecture=test_vit") == ["a"]
     assert world.client.get("/models?target=none").status_code == 404
     page = world.client.get("/models?limit=1").json()
     assert names(f"limit=1&cursor={page['next_cursor']}") == ["a"]
@@ -330,3 +341,66 @@ def test_who_asks_for_auto_again_has_the_learning_rate_probed_again(world: World
     assert patch({"refine": {"steps": 50}}) == found
     assert patch({"heat": 0.25}) == found
     assert patch({"refine": {"lr": "auto"}}) is None
+
+
+def test_a_model_that_failed_is_replaced_by_the_next_of_its_name(world: World) -> None:
+    world.ready_target("faces")
+
+    def create(key: str) -> Any:
+        body = {"name": "merged", "architecture": "test_vit", "target": "faces"}
+        return world.client.post("/models", json=body, headers={"Idempotency-Key": key})
+
+    first = create("first")
+    world.fail()
+
+    second = create("second")
+
+    assert second.status_code == 201, second.text
+    shown = world.client.get("/models/merged/info").json()
+    assert (shown["id"], shown["status"]) == (second.json()["model"]["id"], "preparing")
+    assert world.client.get(f"/models/{first.json()['model']['id']}/info").status_code == 404
+    for answer, key in ((first, "first"), (second, "second")):
+        again = create(key)
+        assert (again.status_code, again.json()) == (201, answer.json())
+
+
+def test_a_model_takes_the_name_of_one_that_failed(world: World) -> None:
+    other = world.ready_model("other")
+    world.post_model("merged", "faces")
+    world.fail()
+
+    answer = world.client.patch("/models/other", json={"name": "merged"})
+
+    assert (answer.status_code, answer.json()["name"]) == (200, "merged")
+    assert world.client.get("/models/merged/info").json()["id"] == other
+
+
+@pytest.mark.parametrize(
+    ("architecture", "hint"),
+    [
+        ("resnt18", "did you mean resnet18 or "),
+        ("resnt18.a1_in1k", "did you mean resnet18 or "),
+        ("hf-hub_nothing_at_all", "choose any timm classifier, such as mobilevit_xxs"),
+    ],
+)
+@pytest.mark.parametrize("as_form", [True, False])
+def test_an_architecture_that_nobody_knows_is_refused_at_once(
+    world: World, architecture: str, hint: str, as_form: bool
+) -> None:
+    world.ready_target("faces")
+
+    with world.nothing_left():
+        files = {"base": checkpoint()} if as_form else None
+        answer = world.post_model("m", files=files, architecture=architecture)
+
+    assert (answer.status_code, answer.json()["code"]) == (422, "unknown_architecture")
+    assert answer.json()["detail"] == (
+        f"there is no architecture {architecture!r} of the kind image"
+    )
+    assert answer.json()["hint"].startswith(hint)
+
+
+def test_an_architecture_may_name_the_weights_it_had(world: World) -> None:
+    world.ready_target("faces")
+
+    assert world.post_model("m", architecture="resnet18.a1_in1k").status_code == 201

@@ -159,7 +159,7 @@ def test_every_mismatch_is_named_when_the_manifest_is_known(world: World, prepar
             "wrong_shape": {"stem.weight": [[4, 3], [4, 5]]},
             "wrong_dtype": {},
         }
-        assert problem["architecture"] == "tiny"
+        assert problem["architecture"] == "test_vit"
         assert problem["file"]
         assert problem["only_head"] is False
 
@@ -339,7 +339,7 @@ def test_a_dry_run_is_a_job_without_a_source(world: World) -> None:
     assert answer.json()["source"] is None
     job = world.client.get(answer.headers["location"]).json()
     assert (job["kind"], job["status"], job["source"]) == ("dry_run", "succeeded", None)
-    assert job["verdict"] == {"outcome": "accepted", "reason": None, "change": None}
+    assert job["verdict"] == {"outcome": "accepted", "reason": None, "cause": None, "change": None}
     assert world.client.get(job["links"]["report"]).json()["schema"] == 1
     assert world.client.get("/sources").json()["items"] == []
     assert world.client.get("/models/merged/info").json()["version"] is None

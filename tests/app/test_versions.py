@@ -7,7 +7,9 @@ import pytest
 from safetensors.numpy import load
 from sqlalchemy import select
 
-from registry.tables import Model, Version
+from grasp_core.report import AS_IT_WAS
+from registry.tables import Model, Version, utc_now
+from registry.versions import FoldResult, publish
 from tests.app.world import SHAPES, World, checkpoint, sha256
 
 WEIGHTS = checkpoint(77)
@@ -96,6 +98,38 @@ def test_the_lineage_is_listed_filtered_and_paged(folded: World) -> None:
     assert numbers(f"source={sources[2]}") == [2]
     folded.client.patch("/models/merged", json={"keep_versions": 2})
     assert (numbers("available=true"), numbers("available=false")) == ([3, 2], [1])
+
+
+def keep_weights(world: World, seed: int) -> None:
+    """Fold a source with which no candidate is better than the version there is."""
+    assert world.post_source(checkpoint(seed)).status_code == 202
+    lease = world.claim()
+    metrics = {"candidates": [{"name": name, "outcome": "lost"} for name in ("keep", "source")]}
+    weights = {"weights": world.put(WEIGHTS), "state/mean": world.put(b"sums")}
+    verdict = {"outcome": "kept", "reason": AS_IT_WAS}
+    result = FoldResult(2, "{}", metrics, weights, None, verdict)
+    with world.database.write() as session:
+        assert publish(session, lease, result, utc_now()) == 3
+
+
+def test_weights_that_are_kept_say_so_and_have_the_same_tag(folded: World) -> None:
+    before = folded.client.get("/models/merged").headers["etag"]
+
+    keep_weights(folded, 3)
+
+    newest, second, _ = folded.client.get("/models/merged/versions").json()["items"]
+    assert (newest["kept"], newest["summary"]) == (True, AS_IT_WAS)
+    assert (second["kept"], second["summary"]) == (False, None)
+    assert newest["sha256"] == second["sha256"]
+    assert [file["name"] for file in newest["files"]] == ["state/mean"]
+    assert folded.client.get("/models/merged").headers["etag"] == before
+    unchanged = folded.client.get("/models/merged", headers={"if-none-match": before})
+    assert unchanged.status_code == 304
+    job = folded.client.get(f"/jobs/{newest['job']}").json()
+    assert (job["status"], job["verdict"]["outcome"]) == ("succeeded", "kept")
+    assert job["verdict"]["reason"] == AS_IT_WAS
+    page = folded.client.get("/ui/models/merged", headers={"accept": "text/html"}).text
+    assert AS_IT_WAS.capitalize() in page
 
 
 def test_the_best_version_is_named_and_sent(folded: World) -> None:

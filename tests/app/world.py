@@ -41,7 +41,7 @@ SHAPES: dict[str, tuple[int, ...]] = {
     "head.bias": (2,),
 }
 MANIFEST = Manifest(
-    architecture="tiny",
+    architecture="test_vit",
     classes=len(CLASSES),
     tensors={
         name: TensorSpec(shape=shape, dtype="F32", kind="parameter", head=name.startswith("head"))
@@ -114,7 +114,7 @@ class World:
         **options: Any,
     ) -> Any:
         """As JSON; with files, as a form that begins with it."""
-        body = {"name": name, "architecture": "tiny", "target": target, **options}
+        body = {"name": name, "architecture": "test_vit", "target": target, **options}
         if files is None:
             return self._post("/models", json=body)
         parts = {part: (f"{part}.safetensors", content) for part, content in files.items()}
@@ -191,11 +191,11 @@ class World:
         with self.database.write() as session:
             return publish(session, lease, result, utc_now())
 
-    def reject(self, lease: Lease | None = None) -> None:
+    def reject(self, lease: Lease | None = None, *, cause: str | None = "fall") -> None:
         lease = lease or self.claim()
         with self.database.write() as session:
             base = session.get_one(Model, lease.queue_id).version
-            verdict = {"outcome": "rejected", "reason": "accuracy fell", "change": None}
+            verdict = {"outcome": "rejected", "reason": "accuracy fell", "cause": cause}
             result = FoldResult(base, report("?"), {"accuracy": 0.1}, verdict=verdict)
             reject(session, lease, result, utc_now())
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import re
 import signal
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,11 +35,18 @@ def model(empty: Harness) -> str:
     """The name of a model that is being prepared."""
     for path, options in (
         ("/targets", {"params": {"name": "animals"}, "content": b"images"}),
-        ("/models", {"json": {"name": "zoo", "architecture": "fake", "target": "animals"}}),
+        ("/models", {"json": {"name": "zoo", "architecture": "test_resnet", "target": "animals"}}),
     ):
         answer = empty.client.post(path, **options)
         assert answer.is_success, answer.text
     return "zoo"
+
+
+def zip_of(name: str) -> bytes:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        archive.writestr(name, b"\0")
+    return content.getvalue()
 
 
 def file(name: str, content: bytes) -> Any:
@@ -103,7 +112,7 @@ def test_from_nothing_to_a_version_and_back(
 
     visitor.visit("/#new-model")
     page.get_by_label("Name").fill("merged")
-    page.get_by_label("Architecture").fill("fake")
+    page.get_by_label("Architecture").fill("test_resnet")
     page.get_by_label("Target").select_option("faces")
     page.get_by_role("button", name="Create the model").click()
     page.wait_for_url("**/ui/jobs/*")
@@ -148,7 +157,7 @@ def test_candidates_and_a_base_are_chosen_with_a_new_model(
     target = empty.client.get(f"/models/{model}/info").json()["target"]
     visitor.visit("/#new-model")
     page.get_by_label("Name").fill("chosen")
-    page.get_by_label("Architecture").fill("fake")
+    page.get_by_label("Architecture").fill("test_resnet")
     page.get_by_label("Target").select_option(target)
     page.get_by_label("Image size").fill("96")
     page.get_by_label("keep", exact=True).uncheck()
@@ -219,7 +228,8 @@ def test_a_failed_job_says_why_and_how_often(visitor: Visitor, model: str) -> No
 @pytest.mark.parametrize(
     ("content", "classes", "expected"),
     [
-        (b"PK\x03\x04 and so on", "", "it looks like one of torch.save"),
+        (zip_of("archive/data.pkl"), "", "it looks like one of torch.save"),
+        (zip_of("x.npy"), "", "it is a NumPy archive: target data, not weights"),
         (b"hello", "", "is not a safetensors file"),
         (b"\xff" * 8 + b"{", "", "invalid_checkpoint"),
         (checkpoint("x").replace(b"digest", b"tensor"), "", "checkpoint_mismatch"),
@@ -242,7 +252,7 @@ def test_a_name_that_is_taken_is_told_beside_the_form(visitor: Visitor, model: s
     visitor.visit("/")
     visitor.page.evaluate("location.hash = 'new-model'")  # as a link on this page does
     visitor.page.get_by_label("Name").fill(model)
-    visitor.page.get_by_label("Architecture").fill("fake")
+    visitor.page.get_by_label("Architecture").fill("test_resnet")
     visitor.page.get_by_role("button", name="Create the model").click()
     expect(visitor.page.locator(".outcome")).to_contain_text("name_taken")
 

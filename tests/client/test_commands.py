@@ -57,7 +57,7 @@ def test_a_users_day(run: Run, world: World, source: Path) -> None:
     Path("faces.zip").write_bytes(b"PK images")
     with working(world):
         run("targets", "create", "faces", "faces.zip", "--wait")
-        run("models", "create", "merged", "-a", "tiny", "-t", "faces", "--wait")
+        run("models", "create", "merged", "-a", "test_vit", "-t", "faces", "--wait")
         pushed = run("push", "merged", source, "--wait")
     pulled = run("pull", "merged")
 
@@ -273,7 +273,7 @@ class TestModels:
         world.ready_target()
 
         made = json_of(
-            *("models", "create", "merged", "--architecture", "tiny", "--target", "faces"),
+            *("models", "create", "merged", "--architecture", "test_vit", "--target", "faces"),
             *("--classes", "F,M", "--image-size", "64", "--seed", "3", "--queue", "cpu"),
             *("--set", "tau=0.1", "--set", "refine.epochs=4", "--set", "granularity=channel"),
             *("--keep-versions", "2", "--keep-sources"),
@@ -292,7 +292,7 @@ class TestModels:
         world.ready_target()
         with working(world):
             result = run(
-                *("models", "create", "merged", "-a", "tiny", "-t", "faces"),
+                *("models", "create", "merged", "-a", "test_vit", "-t", "faces"),
                 *("--weights", source, "--wait"),
             )
 
@@ -300,7 +300,7 @@ class TestModels:
 
     def test_one_with_a_base(self, json_of: JsonOf, run: Run, world: World, source: Path) -> None:
         world.ready_target()
-        described = ("-a", "tiny", "-t", "faces")
+        described = ("-a", "test_vit", "-t", "faces")
 
         made = json_of("models", "create", "merged", *described, "--base", source)
         again = json_of(
@@ -333,7 +333,7 @@ class TestModels:
         assert "is not NAME=VALUE" in run("models", "update", model, *words, code=2).stderr
 
     def test_the_option_that_is_wrong_is_named(self, run: Run) -> None:
-        words = ("models", "create", "m", "-a", "tiny", "-t", "faces", "--preprocess", "crop")
+        words = ("models", "create", "m", "-a", "test_vit", "-t", "faces", "--preprocess", "crop")
 
         assert "--preprocess" in run(*words, code=2).stderr
 
@@ -372,6 +372,16 @@ class TestModels:
         worth = ["+1.8", "points", "(0.4", "to", "3.2)"]
         assert rows[1][4:11] == ["grasp", "25%", *worth]
         assert rows[2][4:7] == ["grasp", "-", "-"]
+
+    def test_weights_that_were_kept_are_nobodys(self, run: Run, world: World, model: str) -> None:
+        world.fold(1)
+        lost = tuple(each.model_copy(update={"outcome": "lost"}) for each in RACE.candidates)
+        with world.database.write() as session:
+            newest = session.scalars(select(Version)).one()
+            figures = RACE.model_copy(update={"candidates": lost, "worth": None})
+            newest.metrics = figures.model_dump(mode="json")
+
+        assert "weights kept" in run("models", "versions", model).stdout
 
     def test_deleting_asks_first(self, run: Run, json_of: JsonOf, model: str) -> None:
         run("models", "delete", model, typed="n\n", code=1)
@@ -482,7 +492,7 @@ class TestMistakes:
     def test_a_target_of_another_name(self, run: Run, world: World) -> None:
         world.ready_target("faces")
 
-        result = run("models", "create", "m", "-a", "tiny", "-t", "face", code=1)
+        result = run("models", "create", "m", "-a", "test_vit", "-t", "face", code=1)
 
         assert "did you mean faces?" in result.stderr
 
@@ -494,11 +504,11 @@ class TestMistakes:
         result = run("push", model, other, code=1)
 
         assert result.stderr == (
-            "grasp: other.safetensors is not a tiny checkpoint\n"
+            "grasp: other.safetensors is not a test_vit checkpoint\n"
             "  missing: head.bias\n"
             "  unexpected: block.0, block.1, block.2 and 6 more\n"
             "  wrong shape: stem.weight [5, 3] instead of [4, 3]\n"
-            "  make sure that the checkpoint was trained as tiny\n"
+            "  make sure that the checkpoint was trained as test_vit\n"
         )
 
     def test_other_classes(self, run: Run, model: str, tmp_path: Path) -> None:

@@ -14,7 +14,13 @@ from tests.client.played import play as play
 
 WEIGHTS, OTHERS = b"0123456789", b"abcdefghij"
 MODEL = {
-    **{"id": "mdl_1", "name": "merged", "status": "ready", "version": 1, "architecture": "tiny"},
+    **{
+        "id": "mdl_1",
+        "name": "merged",
+        "status": "ready",
+        "version": 1,
+        "architecture": "test_vit",
+    },
     **{"classes": None, "image_size": None, "preprocessing": {}, "seed": 0, "merge": {}},
     **{"target": "tgt_1", "keep_versions": None, "keep_sources": False, "queue": None},
     **{"error": None, "job": "job_1", "created_at": "2026-01-01T00:00:00Z"},

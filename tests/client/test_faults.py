@@ -100,7 +100,7 @@ def test_an_answer_that_is_lost_is_asked_for_again(
     g = connect(proxy.url)
     proxy.down.append(lose_answer)
 
-    model = g.models.create("merged", architecture="tiny", target="faces")
+    model = g.models.create("merged", architecture="test_vit", target="faces")
 
     assert proxy.connections == 2
     assert [found.id for found in g.models.list()] == [model.id]

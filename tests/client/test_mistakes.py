@@ -62,13 +62,13 @@ def test_a_file_of_torch_can_be_converted(grasp: Grasp, convertible: bool) -> No
 def test_another_head_needs_class_names(grasp: Grasp, only_head: bool) -> None:
     shapes = {"head.bias": [[2], [3]]}
     mismatches = {"missing": [], "unexpected": [], "wrong_shape": shapes, "wrong_dtype": {}}
-    about = {"file": "a.safetensors", "architecture": "tiny", "only_head": only_head}
+    about = {"file": "a.safetensors", "architecture": "test_vit", "only_head": only_head}
     code = "checkpoint_mismatch"
     error = refusal(422, {"code": code, "mismatches": mismatches, **about, **OTHER_WORDS})
 
     message, hint = explain(error, grasp)
 
     assert message == (
-        "a.safetensors is not a tiny checkpoint\n  wrong shape: head.bias [3] instead of [2]"
+        "a.safetensors is not a test_vit checkpoint\n  wrong shape: head.bias [3] instead of [2]"
     )
     assert ("--classes" in str(hint)) is only_head

@@ -86,7 +86,7 @@ def test_a_model_from_its_making_to_its_end(grasp: Grasp, world: World) -> None:
     world.ready_target("faces")
 
     model = grasp.models.create(
-        "merged", architecture="tiny", target="faces", merge={"tau": 0.2}, keep_versions=3
+        "merged", architecture="test_vit", target="faces", merge={"tau": 0.2}, keep_versions=3
     )
     with working(world):
         ready = model.wait()
@@ -108,7 +108,7 @@ def test_a_model_that_begins_from_weights(g: Any, world: World, source: Path) ->
 
     model = g.models.create(
         "merged",
-        architecture="tiny",
+        architecture="test_vit",
         target="faces",
         preprocessing={"grayscale": True},
         weights=source,
@@ -126,7 +126,7 @@ def test_a_model_with_a_base(g: Any, world: World, source: Path, tmp_path: Path)
     world.ready_target("faces")
     base = tmp_path / "base.safetensors"
     base.write_bytes(checkpoint(9))
-    described = {"architecture": "tiny", "target": "faces"}
+    described = {"architecture": "test_vit", "target": "faces"}
 
     with_file = g.models.create("file", **described, base=base, weights=source)
     initial = g.models.create("initial", **described, base="initial", weights=source)
@@ -333,7 +333,9 @@ def test_what_was_wrong_with_the_fields_is_listed(grasp: Grasp, world: World) ->
     world.ready_target("faces")
 
     with pytest.raises(Invalid) as caught:
-        grasp.models.create("m", architecture="tiny", target="faces", image_size=3, colour="red")
+        grasp.models.create(
+            "m", architecture="test_vit", target="faces", image_size=3, colour="red"
+        )
 
     assert {error["where"] for error in caught.value.errors} == {"body.image_size", "body.colour"}
 
@@ -348,7 +350,7 @@ def test_a_checkpoint_of_another_model_is_refused_with_all_differences(
     with pytest.raises(CheckpointMismatch) as caught:
         grasp.sources.push(other, model="merged")
 
-    assert caught.value.message.startswith("other.safetensors is not a tiny checkpoint")
+    assert caught.value.message.startswith("other.safetensors is not a test_vit checkpoint")
     assert caught.value.mismatches["missing"] == ["head.bias"]
     assert caught.value.mismatches["unexpected"] == ["more"]
     assert caught.value.mismatches["wrong_shape"] == {"stem.weight": [[4, 3], [5, 3]]}

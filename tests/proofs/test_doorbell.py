@@ -74,7 +74,7 @@ def test_a_terminated_worker_hands_its_job_to_one_that_is_rung_for(
 def test_a_cpu_worker_leaves_models_for_the_gpu_alone(only_rings: MakeCluster) -> None:
     with only_rings(workers=1) as cluster:
         [model] = cluster.client.make_models(1)
-        body = {"name": "big", "architecture": "fake", "target": "target", "queue": "gpu"}
+        body = {"name": "big", "architecture": "test_resnet", "target": "target", "queue": "gpu"}
         waiting = cluster.https[0].post("/models", json=body).json()["job"]["id"]
         job = cluster.client.offer(model, "source", checkpoint("source"))["job"]["id"]
 

@@ -91,7 +91,7 @@ class Caller:
         """One of them comes and goes; the others may grow old."""
         model = "model-0"
         answer = self.http.delete(f"/models/{model}")
-        body = {"name": model, "architecture": "fake", "target": "target"}
+        body = {"name": model, "architecture": "test_resnet", "target": "target"}
         made = self.http.post("/models", json=body)
         return made if made.status_code >= 500 else answer
 

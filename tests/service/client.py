@@ -28,7 +28,7 @@ class Client:
         _accepted(self.http.post("/targets", params={"name": "target"}, content=b"images"))
         names = [f"model-{number}" for number in range(count)]
         for name in names:
-            body = {"name": name, "architecture": "fake", "target": "target", **options}
+            body = {"name": name, "architecture": "test_resnet", "target": "target", **options}
             _accepted(self.http.post("/models", json=body))
         return names
 

@@ -51,11 +51,11 @@ if TYPE_CHECKING:
 
 CLASSES = ("cat", "dog")
 BAD_TARGET = b"no images in here"
-BAD_ARCHITECTURE = "unbuildable"
+BAD_ARCHITECTURE = "test_nfnet"  # one that there is
 TICK_S = 0.02
 METHOD, STATE = "fake", "state/fake"
 MANIFEST = Manifest(
-    architecture="fake",
+    architecture="test_resnet",
     classes=len(CLASSES),
     tensors={"digest": TensorSpec(shape=(32,), dtype="U8", kind="buffer")},
 )

@@ -55,7 +55,7 @@ class Place:
 
     def add_model(self, target: Target, name: str = "merged", **options: Any) -> tuple[Model, Job]:
         chosen: dict[str, Any] = {
-            "architecture": "fake",
+            "architecture": "test_resnet",
             "classes": CLASSES,
             "preprocessing": PreprocessingOverrides(),
             "merge": grasp_alone(),

@@ -272,7 +272,7 @@ def test_a_model_is_prepared_when_its_target_is_validated_and_folds_come_after(
 @pytest.mark.parametrize(
     ("images", "architecture", "expected"),
     [
-        (BAD_TARGET, "fake", ["invalid_target", "not_ready", "not_ready"]),
+        (BAD_TARGET, "test_resnet", ["invalid_target", "not_ready", "not_ready"]),
         (b"images", BAD_ARCHITECTURE, [None, "invalid_checkpoint", "not_ready"]),
     ],
 )

@@ -2,6 +2,7 @@
 
 from grasp_core.kinds.declaration import Implementation, Kind
 from grasp_core.kinds.image.config import Augmentation, Preprocessing, PreprocessingOverrides
+from grasp_core.kinds.image.names import read_names
 
 
 def _load() -> Implementation:
@@ -21,6 +22,7 @@ IMAGE = Kind(
     preprocessing=Preprocessing,
     augmentation=Augmentation,
     asked=("image_size",),
+    names=read_names,
     libraries=("timm",),
     wrappers=("timm_model",),
 )

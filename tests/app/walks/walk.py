@@ -51,7 +51,7 @@ def walk(client: AuthenticatedClient, folder: Path) -> None:
     target = expect(TargetCreated, create_target.sync(client=client, body=form))
     follow(client, target.job)
 
-    described = ModelCreate(name="python", architecture="tiny", target="of-python")
+    described = ModelCreate(name="python", architecture="test_vit", target="of-python")
     model = expect(ModelCreated, create_model.sync(client=client, body=described))
     follow(client, model.job)
 

@@ -50,7 +50,7 @@ const target = await client.POST("/targets", {
 await follow(expect(target).job);
 
 const model = await client.POST("/models", {
-  body: { name: "typescript", architecture: "tiny", target: "of-typescript" },
+  body: { name: "typescript", architecture: "test_vit", target: "of-typescript" },
 });
 await follow(expect(model).job);
 
