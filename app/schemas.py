@@ -382,6 +382,12 @@ class VersionRead(Out):
     parent: int | None
     source: str | None
     rollback_of: int | None = Field(description="The version that this one equals.")
+    kept: bool = Field(
+        False, description="No candidate was better: the weights are those of the version before."
+    )
+    summary: str | None = Field(
+        None, description="In words, what its source was worth, and which candidate won."
+    )
     metrics: dict[str, Any]
     available: bool = Field(description="False: retention deleted the weights.")
     problem: ProblemKind | None = Field(

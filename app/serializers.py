@@ -19,6 +19,7 @@ from app.schemas import (
 )
 from grasp_core.config import GateConfig
 from grasp_core.named_files import BASE, state_name
+from grasp_core.report import Figures
 from grasp_core.sensitivity import Sensitivity
 from registry.briefs import load_briefly
 from registry.files import find_file
@@ -215,6 +216,7 @@ def serialize_upload(upload: Upload) -> UploadRead:
 def serialize_version(version: Version, problem: ProblemKind | None = None) -> VersionRead:
     me = f"/models/{version.model_id}/versions/{version.number}"
     state = find_file(version.files, state_name(version.method or ""))
+    figures = Figures() if version.rollback_of else Figures.read(version.metrics)
     return VersionRead(
         number=version.number,
         sha256=version.sha256,
@@ -225,6 +227,8 @@ def serialize_version(version: Version, problem: ProblemKind | None = None) -> V
         parent=version.parent,
         source=version.source_id,
         rollback_of=version.rollback_of,
+        kept=figures.kept,
+        summary=figures.sentence,
         metrics=version.metrics,
         available=version.pruned_at is None,
         problem=problem,

@@ -27,7 +27,7 @@ from grasp_core.config import FoldConfig, plain_words
 from grasp_core.errors import ConfigError
 from grasp_core.kinds import DEFAULT, Kind, check_augmentation, find_kind, read_options
 from grasp_core.named_files import BASE, WEIGHTS, require_name
-from grasp_core.parameters import parse_config
+from grasp_core.parameters import parse_config, read_candidates
 from grasp_core.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -103,6 +103,14 @@ def merge(
         Path | None, typer.Option(**FILE, help="JSON with merge parameters; --set adds to them.")
     ] = None,
     settings: Settings = [],  # noqa: B006
+    candidates: Annotated[
+        str | None,
+        typer.Option(
+            help="Methods that run against each other, with commas between them, or `all`: which of"
+            " them does the data prefer?",
+            metavar="METHODS",
+        ),
+    ] = None,
     seed: Seed = None,
     device: Annotated[
         str, typer.Option(envvar="GRASP_DEVICE", help="auto, cpu, cuda, cuda:1, mps.")
@@ -127,7 +135,7 @@ def merge(
     from grasp_cli.progress import stage_bar
 
     out = Output(as_json)
-    parameters = _parameters(config, settings, seed, device)
+    parameters = _parameters(config, settings, candidates, seed, device)
     overrides = _overrides(_kind(kind), preprocess, image_size)
     with _named_as_typed("--set refine.augmentation"):
         check_augmentation(parameters, _kind(kind))
@@ -255,7 +263,11 @@ def convert(
 
 
 def _parameters(
-    config: Path | None, settings: list[str], seed: int | None, device: str
+    config: Path | None,
+    settings: list[str],
+    candidates: str | None,
+    seed: int | None,
+    device: str,
 ) -> FoldConfig:
     given: Any = {}
     if config:
@@ -265,7 +277,10 @@ def _parameters(
             raise typer.BadParameter(f"{config} is not JSON: {error}") from error
         if not isinstance(given, dict):
             raise typer.BadParameter(f"{config} is JSON, but not an object")
-    own = {"device": device} | ({} if seed is None else {"seed": seed})
+    own: dict[str, Any] = {"device": device} | ({} if seed is None else {"seed": seed})
+    if candidates:
+        with _named_as_typed("--candidates"):
+            own["candidates"] = read_candidates(candidates)
     with _named_as_typed("--set"):
         return parse_config(parse_settings(settings, given) | own)
 

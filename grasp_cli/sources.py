@@ -39,6 +39,14 @@ def push(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Measure what it is worth; publish nothing.")
     ] = False,
+    candidates: Annotated[
+        str | None,
+        typer.Option(
+            help="With --dry-run: methods that run against each other, with commas between them, or"
+            " `all`; without, the model's.",
+            metavar="METHODS",
+        ),
+    ] = None,
     fail_if_refused: Annotated[
         bool,
         typer.Option(
@@ -53,13 +61,16 @@ def push(
 
     if fail_if_refused and not (dry_run and wait):
         raise typer.BadParameter("needs --dry-run and --wait", param_hint="--fail-if-refused")
+    if candidates and not dry_run:
+        raise typer.BadParameter("needs --dry-run", param_hint="--candidates")
     if name and len(files) > 1:
         raise typer.BadParameter("one name does not fit several files", param_hint="--name")
+    tried = [each.strip() for each in candidates.split(",")] if candidates else None
     jobs: dict[str, str] = {}
     under_way: list[str] = []
     for file in files:
         called = name or file.name[:LONGEST_NAME]
-        source = _push(session, model, file, called, parse_classes(classes), dry_run)
+        source = _push(session, model, file, called, parse_classes(classes), dry_run, tried)
         jobs[source.job.id] = source.name
         if not wait:
             session.print_line(source, f"{source.name}: {source.status}, {source.job.id}")
@@ -80,6 +91,7 @@ def _push(
     name: str,
     classes: list[str] | None,
     dry_run: bool,
+    candidates: list[str] | None,
 ) -> Source:
     from grasp_cli.progress import upload_bar
 
@@ -88,7 +100,13 @@ def _push(
         upload_bar(session, name) as progress,
     ):
         return session.grasp.sources.push(
-            path, model=model, name=name, classes=classes, dry_run=dry_run, progress=progress
+            path,
+            model=model,
+            name=name,
+            classes=classes,
+            dry_run=dry_run,
+            candidates=candidates,
+            progress=progress,
         )
 
 

@@ -52,7 +52,9 @@ def _summary(
     if weights.info.lineage.version:
         said.append("Checkpoints from several sources were folded into it, one at a time.")
     method = METHODS.get(report.method or "") if report else None
-    if method is not None:
+    if report is not None and report.outcome == "kept":
+        said.append("The last fold changed nothing: no candidate was better.")
+    elif method is not None:
         paper = f" ([paper]({method.paper}))" if method.paper else ""
         said.append(f"The last fold was done by `{method.name}`{paper}: {method.summary}")
     return " ".join(said) + "\n"

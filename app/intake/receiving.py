@@ -249,6 +249,13 @@ def wrong_values(error: ValidationError, *where: str) -> RequestValidationError:
     return RequestValidationError([{**e, "loc": (*where, *e["loc"])} for e in error.errors()])
 
 
+def wrong_value(message: str, value: object, *where: str) -> RequestValidationError:
+    """Of one that is wrong for a reason that no schema knows."""
+    return RequestValidationError(
+        [{"type": "value_error", "loc": where, "msg": message, "input": value}]
+    )
+
+
 async def batched(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """The same bytes in larger pieces; the first as it comes, so that a look at it costs little.
 

@@ -59,20 +59,20 @@ class Entry:
 
 def accuracy(metrics: Mapping[str, Any], split: str) -> float | None:
     """From the metrics of a version; None where it was not measured."""
-    after = Figures.model_validate(metrics).after
+    after = Figures.read(metrics).after
     found: float | None = getattr(after, split).accuracy if after else None
     return found
 
 
 def trend(metrics: Mapping[str, Any]) -> str:
     """Whether the fold made validation accuracy better or worse, by more than chance explains."""
-    change = Figures.model_validate(metrics).change
+    change = Figures.read(metrics).change
     return change.val.trend if change else "same"
 
 
 def per_class(metrics: Mapping[str, Any]) -> Mapping[str, float | None]:
     """Validation accuracy of each class."""
-    after = Figures.model_validate(metrics).after
+    after = Figures.read(metrics).after
     return after.val.per_class if after else {}
 
 
@@ -98,7 +98,7 @@ def _entry(
     version: Version, source: str | None, before: Entry | None, problem: ProblemKind | None
 ) -> Entry:
     val = accuracy(version.metrics, "val")
-    figures = Figures.model_validate(version.metrics)
+    figures = Figures.read(version.metrics)
     after, own = figures.after, version.rollback_of is None
     worth = figures.worth.test if figures.worth and own else None
     earlier = before.val if before else None

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
+from pydantic import ValidationError
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -25,13 +26,14 @@ from app.fields import (
 from app.intake.checkpoints import CheckpointInspector, SourceFields, find_model
 from app.intake.idempotency import Created, Once, OnceDep
 from app.intake.intake import FileIntake
-from app.intake.receiving import validated
+from app.intake.receiving import validated, wrong_value, wrong_values
 from app.intake.uploads import metadata_of
 from app.openapi import UPLOAD_PROBLEMS, problems, upload_body
 from app.schemas import Page, SourceCreated, SourceFromUpload, SourceFromUri, SourceRead
 from app.serializers import serialize_job, serialize_source, serialize_sources
 from app.service import Service, ServiceDep
 from grasp_core.errors import CheckpointError
+from grasp_core.parameters import read_candidates
 from registry.blobs.base import Blob
 from registry.errors import NotFound
 from registry.jobs.states import JobStatus
@@ -76,6 +78,13 @@ async def create_source(
     classes: Annotated[str | None, Query(description="For a raw body: a JSON list.")] = None,
     sha256: Annotated[Sha256 | None, Query(description="For a raw body: verified.")] = None,
     dry_run: Annotated[bool, Query(description="Score the source; publish nothing.")] = False,
+    candidates: Annotated[
+        str | None,
+        Query(
+            description="With dry_run: other candidates than the model's, by name with commas"
+            " between them, as a JSON list, or `all`."
+        ),
+    ] = None,
 ) -> JSONResponse:
     """Send safetensors as multipart, as a raw body, or as JSON with a uri or a finished upload.
 
@@ -84,7 +93,22 @@ async def create_source(
     is offered, or refused by the model that its metadata names; a dry run leaves it.
     """
     given = {"model": model, "name": name, "classes": classes, "sha256": sha256}
-    return await SourceIntake(request, service, once, given, dry_run=dry_run).answer()
+    tried = _read_candidates(candidates, dry_run=dry_run)
+    return await SourceIntake(
+        request, service, once, given, dry_run=dry_run, candidates=tried
+    ).answer()
+
+
+def _read_candidates(text: str | None, *, dry_run: bool) -> list[dict[str, Any]] | None:
+    """As a job keeps them."""
+    if text is None:
+        return None
+    if not dry_run:
+        raise wrong_value("only a dry run has candidates of its own", text, "query", "candidates")
+    try:
+        return [each.model_dump(mode="json") for each in read_candidates(text)]
+    except ValidationError as error:
+        raise wrong_values(error, "query") from error
 
 
 class SourceIntake(FileIntake[SourceFields]):
@@ -99,9 +123,11 @@ class SourceIntake(FileIntake[SourceFields]):
         given: Mapping[str, str | None],
         *,
         dry_run: bool,
+        candidates: list[dict[str, Any]] | None = None,
     ) -> None:
         super().__init__(request, service, once, given)
         self.keeps_uploads = self._dry_run = dry_run
+        self._candidates = candidates
         self._model: Model | None = None
         self._inspector: CheckpointInspector | None = None
 
@@ -137,7 +163,7 @@ class SourceIntake(FileIntake[SourceFields]):
             "request_id": self.request_id,
         }
         if self._dry_run:
-            job = try_source(session, model, blob, **details)
+            job = try_source(session, model, blob, candidates=self._candidates, **details)
             return Created(
                 SourceCreated(source=None, job=serialize_job(job)), 202, f"/jobs/{job.id}"
             )

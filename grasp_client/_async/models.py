@@ -78,6 +78,8 @@ class AsyncVersion(AsyncRecord):
     parent: int | None
     source: str | None
     rollback_of: int | None
+    kept: bool = False  # the weights are those of the version before: no candidate was better
+    summary: str | None = None  # what its source was worth, and which candidate won
     metrics: dict[str, Any]
     available: bool
     problem: str | None = None

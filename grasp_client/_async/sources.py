@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -51,12 +52,14 @@ class AsyncSources(AsyncCollection):
         name: str | None = None,
         classes: Sequence[str] | None = None,
         dry_run: bool = False,
+        candidates: Sequence[str | Mapping[str, Any]] | None = None,
         progress: Progress | None = None,
     ) -> AsyncSource:
         """Offer a safetensors file to a model.
 
         `classes` names its outputs, if they are not the model's; `dry_run` only measures what it
-        would be worth. The same bytes offered again give the same source and job.
+        would be worth, by `candidates`, if these are not to be the model's: methods by name or with
+        parameters, ["all"] for all that there are. The same bytes offered again give the same source and job.
         """
         file = existing_file(path)
         fields = {
@@ -69,7 +72,7 @@ class AsyncSources(AsyncCollection):
             "/sources",
             file,
             fields,
-            params={"dry_run": "true"} if dry_run else {},
+            params=_trial(candidates) if dry_run else {},
             progress=progress,
             made_by_others=None if dry_run else partial(self._offered, model),
         )
@@ -114,6 +117,14 @@ class AsyncSources(AsyncCollection):
         """Newest first."""
         filters = {"model": model, "status": status, "sha256": sha256}
         return await self._list(AsyncSource, "/sources", limit, **filters)
+
+
+def _trial(candidates: Sequence[str | Mapping[str, Any]] | None) -> dict[str, str]:
+    """What a dry run adds to the address."""
+    if not candidates:
+        return {"dry_run": "true"}
+    whole = "all" if list(candidates) == ["all"] else json.dumps(list(candidates))
+    return {"dry_run": "true", "candidates": whole}
 
 
 def _as_tried(job: dict[str, Any]) -> dict[str, Any]:

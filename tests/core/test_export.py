@@ -346,6 +346,15 @@ def test_the_card_shows_the_folds_metrics(checkpoint: Path, tmp_path: Path) -> N
     assert "| AUROC | 0.7500 | 0.7500 | 0.7500 | undefined |\n" in card
 
 
+def test_the_card_says_when_the_weights_were_kept(checkpoint: Path, tmp_path: Path) -> None:
+    report = make_report(Checkpoint(checkpoint).sha256).model_copy(update={"outcome": "kept"})
+
+    card = card_of(export_folder(checkpoint, tmp_path / "timm", report=report))
+
+    assert "The last fold changed nothing: no candidate was better." in card
+    assert "by `grasp`" not in card
+
+
 def test_a_first_version_has_no_metrics_before(checkpoint: Path, tmp_path: Path) -> None:
     report = make_report(Checkpoint(checkpoint).sha256, first=True)
 
