@@ -157,6 +157,18 @@ def write_streamed(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str
         return digest.hexdigest()
 
 
+def write_computed(path: Path, tensors: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> None:
+    """Write what nobody needs for long: tensors of the shapes of others, each computed once, in
+    float32 where they are fractions."""
+    shapes = {name: _Shape.of(like[name]).as_float32() for name in tensors}
+    ordered = _order(shapes)
+    header = _header(ordered, {})
+    with path.open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        for name, shape in ordered.items():
+            file.write(_bytes_of(tensors[name].to(shape.dtype)))
+
+
 def write_sealed(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
     """Write `tensors` so that `open_sealed` finds them as they are, or not at all."""
     _write_tensors(path, tensors, {**metadata, SEAL_KEY: _seal(tensors, metadata)})
@@ -196,6 +208,11 @@ class _Shape(NamedTuple):
     def of(cls, tensor: Tensor) -> _Shape:
         return cls(tensor.dtype, tuple(tensor.shape), tensor.numel() * tensor.itemsize)
 
+    def as_float32(self) -> _Shape:
+        if not self.dtype.is_floating_point:
+            return self
+        return self._replace(dtype=torch.float32, size=4 * self.size // self.dtype.itemsize)
+
     @property
     def rank(self) -> tuple[bool, int]:
         """Whole cache lines first, then wider types: all but the last few tensors are aligned."""
@@ -220,12 +237,16 @@ def _write(
     hear: Callable[[Bytes], None],
 ) -> None:
     """`hear` is told all bytes as they are written."""
-    ordered = dict(sorted(shapes.items(), key=lambda item: (*item[1].rank, item[0])))
+    ordered = _order(shapes)
     header = _header(ordered, metadata)
     with atomic_write(path) as file:
         for chunk in chain((len(header).to_bytes(8, "little"), header), map(read, ordered)):
             hear(chunk)
             file.write(chunk)
+
+
+def _order(shapes: Mapping[str, _Shape]) -> dict[str, _Shape]:
+    return dict(sorted(shapes.items(), key=lambda item: (*item[1].rank, item[0])))
 
 
 def _header(shapes: Mapping[str, _Shape], metadata: dict[str, str]) -> bytes:

@@ -12,7 +12,7 @@ from pydantic import JsonValue
 from torch import Tensor, nn
 
 from grasp_core.architectures import load_weights
-from grasp_core.checkpoints import Checkpoint, write_streamed
+from grasp_core.checkpoints import Checkpoint, write_computed
 from grasp_core.config import FoldConfig
 from grasp_core.errors import ConfigError
 from grasp_core.heads import MatchedSource
@@ -55,11 +55,12 @@ class Workbench:
         """Put weights into the module; `exact` as in `load_weights`."""
         load_weights(self.model, weights, self.runtime.device, exact=exact)
 
-    def load_computed(self, weights: Mapping[str, Tensor]) -> None:
+    def load_computed(self, weights: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> None:
         """Put weights into the module that are computed one by one, each when it is asked for: they
-        go to a file, which the module maps, and are never in memory together."""
+        go to a file, which the module maps, and are never in memory together. They have the shapes
+        of others."""
         path = self.work_dir / COMPUTED_FILE
-        write_streamed(path, weights, {"format": "pt"})
+        write_computed(path, weights, like)
         self.load(Checkpoint(path), exact=True)
         path.unlink()  # what is mapped stays
 

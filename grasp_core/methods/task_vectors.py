@@ -56,7 +56,9 @@ def alter(vector: Tensor, config: TaskVectorConfig, seed: tuple[str, str], depth
         vector = trim(vector, config.density, config.gamma)
     if config.drop > 0.0:
         vector = drop_and_rescale(vector, config.drop, seed)
-    return vector * (config.shallow + (1.0 - config.shallow) * depth)
+    if config.shallow != 1.0:
+        vector = vector * (config.shallow + (1.0 - config.shallow) * depth)
+    return vector
 
 
 def trim(vector: Tensor, density: float, gamma: float = 0.0) -> Tensor:
@@ -64,14 +66,16 @@ def trim(vector: Tensor, density: float, gamma: float = 0.0) -> Tensor:
 
     Entries as large as the smallest that stays do, too.
     """
-    sizes = vector.abs().flatten()
-    dropped = round(gamma * len(sizes))
-    kept = min(max(1, round(density * len(sizes))), len(sizes) - dropped)
+    sizes, count = vector.abs(), vector.numel()
+    dropped = int(gamma * count)
+    kept = min(max(1, int(density * count)), count - dropped)
     if kept <= 0:
         return vector * 0.0
-    smallest = sizes.kthvalue(len(sizes) - dropped - kept + 1).values
-    largest = sizes.kthvalue(len(sizes) - dropped).values
-    return vector * ((vector.abs() >= smallest) & (vector.abs() <= largest))
+    smallest = sizes.flatten().kthvalue(count - dropped - kept + 1).values
+    trimmed = vector * (sizes >= smallest)
+    if dropped == 0:
+        return trimmed
+    return trimmed * (sizes <= sizes.flatten().kthvalue(count - dropped).values)
 
 
 def drop_and_rescale(vector: Tensor, share: float, seed: tuple[str, str]) -> Tensor:

@@ -21,6 +21,7 @@ from grasp_core.workbench import Merge, Workbench
 
 COUNTS = "counts"  # (C + 1,) sources that gave to each class, and to all else
 SUM = "sum"  # the part of a state that goes by the tensor's own name
+ENOUGH = 2**15  # entries of a tensor that tell which share of it a source gave
 FUSED = {"qkv": 3, "kv": 2, "in_proj": 3, "in_proj_weight": 3}  # matrices that are kept as one
 
 Parts = Mapping[str, Tensor]
@@ -122,7 +123,7 @@ def fold_tensors(
     sums = Sums(bench, rule, state, vectors)
     with bench.recorder.stage("transfer"):
         remembered = bench.remember(sums)
-        bench.load_computed(Merged(bench, sums, remembered))
+        bench.load_computed(Merged(bench, sums, remembered), bench.source)
         names = [name for name, _ in bench.model.named_parameters()]
         reports = tuple(bench.report(name, sums.shares[name]) for name in names)
         return Merge(reports, details={"sources": int(sums.counts[-1])})
@@ -198,7 +199,9 @@ class Sums(Mapping[str, Tensor]):
 
     def _add(self, name: str) -> list[Parts]:
         rule, about = self.rule_for(name), self.about(name)
-        vector = self._vector(name, self._bench.source) * about.given
+        vector = self._vector(name, self._bench.source)
+        if about.given.ndim:
+            vector = vector * about.given
         if self._vectors is not None and name in self._parameters:
             depth = self._parameters.index(name) / max(len(self._parameters) - 1, 1)
             vector = alter(vector, self._vectors, (self._bench.source_sha256, name), depth)
@@ -230,14 +233,15 @@ class Sums(Mapping[str, Tensor]):
         return own if base is None else own - base[name].float()
 
     def _share(self, rule: Rule, pieces: list[Piece], vectors: list[Tensor]) -> float:
-        """Of the rows that the source gives to."""
+        """Of the rows that the source gives to; of a large tensor, of some entries of each row."""
         given = pieces[0].given
         if rule.share is None:
             shares = given.double() / pieces[0].count.clamp(min=1)
         else:
             each = zip(pieces, vectors, strict=True)
-            shares = torch.cat([rule.share(*both).flatten() for both in each])
-        return float(shares.double().mean() / given.double().mean().clamp(min=1e-12))
+            shares = torch.cat([rule.share(*_thin_out(*both)).flatten() for both in each])
+        mean = shares.sum(dtype=torch.float64) / shares.numel()
+        return float(mean / given.double().mean().clamp(min=1e-12))
 
     def _measure(self, weights: Mapping[str, Tensor], known: Tensor | None) -> Parts:
         return self.rule.measure(weights, known) if self.rule.measure is not None else {}
@@ -279,13 +283,25 @@ class Merged(Mapping[str, Tensor]):
         merged = (torch.cat(combined) if len(combined) > 1 else combined[0]).reshape(before.shape)
         if self._bench.base is not None:
             merged = merged + self._bench.base[name].float()
-        return merged.where(pieces[0].count > 0, before.float())
+        count = pieces[0].count
+        return merged.where(count > 0, before.float()) if count.ndim else merged
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._before)
 
     def __len__(self) -> int:
         return len(self._before)
+
+
+def _thin_out(piece: Piece, vector: Tensor) -> tuple[Piece, Tensor]:
+    """The same with some columns of each row, where there are very many entries."""
+    step = vector.numel() // ENOUGH
+    if step <= 1 or vector.ndim < 2:
+        return piece, vector
+    about = piece.about
+    if about.measured is not None:
+        about = About(about.count, about.given, about.measured[:, ::step])
+    return Piece({part: t[:, ::step] for part, t in piece.items()}, about), vector[:, ::step]
 
 
 def _key(name: str, number: int, part: str) -> str:

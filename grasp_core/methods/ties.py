@@ -6,8 +6,8 @@ https://arxiv.org/abs/2306.01708
     s = sign(Στ)                                        entry by entry
     θ = θ0 + λ · the mean of those τ that have sign s
 
-The state is what this needs of all sources: the sums of positive and of negative entries, and how
-many there are of each.
+Those of one sign add up to (Σ|τ| + |Στ|) / 2, so that the state is Στ and Σ|τ|, and how many there
+are of either sign.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
+from grasp_core.errors import ConfigError
 from grasp_core.methods.declaration import Method, Needs
 from grasp_core.methods.task_vectors import TaskVectorConfig
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from grasp_core.methods.tensors import Parts, Piece
     from grasp_core.workbench import Merge, Workbench
 
+MOST_SOURCES = 2**15 - 1  # counts are int16, so that a state is three times its model
 ROUNDING = 1e-5  # of a sum of hundreds of numbers in float32
 
 
@@ -42,54 +44,55 @@ class TiesConfig(TaskVectorConfig):
 
 
 def merge(bench: Workbench, parameters: TiesConfig, state: State | None) -> Merge:
-    from grasp_core.methods.tensors import Rule, fold_tensors
+    from grasp_core.methods.tensors import COUNTS, SUM, Rule, fold_tensors
+
+    if state is not None and int(state[COUNTS][-1]) >= MOST_SOURCES:
+        raise ConfigError(f"ties counts the votes of at most {MOST_SOURCES} sources")
 
     def combine(votes: Piece) -> Tensor:
-        return parameters.scale * elect(votes)
+        return parameters.scale * average_elected(votes)
 
-    rule = Rule(("ups", "downs", "up_count", "down_count"), add, combine, share)
+    rule = Rule((SUM, "sizes", "ups", "downs"), add, combine, share)
     return fold_tensors(bench, rule, state, parameters)
 
 
 def add(votes: Piece, vector: Tensor) -> Parts:
     import torch
 
-    up, down = vector > 0, vector < 0
     return {
-        "ups": votes["ups"] + vector * up,
-        "downs": votes["downs"] + vector * down,
-        "up_count": (votes["up_count"] + up).to(torch.int32),
-        "down_count": (votes["down_count"] + down).to(torch.int32),
+        "sum": votes["sum"] + vector,
+        "sizes": votes["sizes"] + vector.abs(),
+        "ups": (votes["ups"] + (vector > 0)).to(torch.int16),
+        "downs": (votes["downs"] + (vector < 0)).to(torch.int16),
     }
 
 
-def weigh(votes: Piece) -> Tensor:
-    """Στ; zero where both signs weigh the same, but for the rounding of the sums."""
-    weight = votes["ups"] + votes["downs"]
-    return weight * (weight.abs() > ROUNDING * (votes["ups"] - votes["downs"]))
+def elect(votes: Piece) -> tuple[Tensor, Tensor]:
+    """Στ, zero where both signs weigh the same but for the rounding of the sums, and how many there
+    are of its sign, or 1."""
+    total, sizes = votes["sum"], votes["sizes"]
+    total = total * (total.abs() > ROUNDING * sizes)
+    return total, votes["ups"].where(total > 0, votes["downs"]).clamp_(min=1)
 
 
-def elect(votes: Piece) -> Tensor:
+def average_elected(votes: Piece) -> Tensor:
     """The mean of those with the sign that weighs more."""
-    weight = weigh(votes)
-    up = votes["ups"] / votes["up_count"].clamp(min=1)
-    down = votes["downs"] / votes["down_count"].clamp(min=1)
-    return up * (weight > 0) + down * (weight < 0)
+    total, count = elect(votes)
+    return (votes["sizes"] + total.abs()).mul_(total.sign()).div_(count).mul_(0.5)
 
 
 def share(votes: Piece, vector: Tensor) -> Tensor:
     """Of each entry, what this source has in the mean."""
-    weight = weigh(votes)
-    count = votes["up_count"].where(weight > 0, votes["down_count"])
-    return (vector * weight > 0) / count.clamp(min=1)
+    total, count = elect(votes)
+    return (vector * total > 0) / count
 
 
 METHOD = Method(
     name="ties",
     summary="Keeps the largest entries of each task vector, and averages those whose signs agree.",
     formula="θ = θ₀ + λ · mean of those τ whose sign is that of Στ",
-    remembers="the sums of the positive and of the negative entries of all trimmed task vectors,"
-    " and their counts",
+    remembers="Στ and Σ|τ| of all trimmed task vectors, and the counts of their positive and of"
+    " their negative entries",
     paper="https://arxiv.org/abs/2306.01708",
     parameters=TiesConfig,
     merge=merge,
