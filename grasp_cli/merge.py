@@ -27,7 +27,7 @@ from grasp_core.config import FoldConfig, plain_words
 from grasp_core.errors import ConfigError
 from grasp_core.kinds import DEFAULT, Kind, check_augmentation, find_kind, read_options
 from grasp_core.named_files import BASE, WEIGHTS, require_name
-from grasp_core.parameters import parse_config, read_candidates
+from grasp_core.parameters import change_config, read_candidates
 from grasp_core.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -154,6 +154,7 @@ def merge(
             preprocessing=overrides,
             config=parameters,
             files={BASE: base} if base else {},
+            test_all=candidates is not None,
             threads=threads,
         )
         try:
@@ -168,12 +169,19 @@ def merge(
         except KeyboardInterrupt:
             out.print_note(f"stopped; {output} is as it was")
             raise typer.Exit(INTERRUPTED) from None
-    _print_outcomes(out, outcomes, output, report)
+    _print_outcomes(out, outcomes, output, report, compared=candidates is not None)
 
 
 def _print_outcomes(
-    out: Output, outcomes: Sequence[Outcome], output: Path, report: Path | None
+    out: Output,
+    outcomes: Sequence[Outcome],
+    output: Path,
+    report: Path | None,
+    *,
+    compared: bool,
 ) -> None:
+    from grasp_cli.tables import candidates_table
+
     accepted = [outcome for outcome in outcomes if outcome.version]
     newest = accepted[-1] if accepted else None
     result = {
@@ -189,6 +197,8 @@ def _print_outcomes(
     for outcome in outcomes:
         if outcome.folded and (said := _explain(outcome.status, outcome.folded)):
             out.print_text(f"{outcome.source.given.name}{said}")
+        if outcome.folded and compared:
+            out.print_table(candidates_table(outcome.folded.metrics.candidates))
     if newest is None:
         out.print_note(f"nothing was accepted; {output} is as it was")
         raise typer.Exit(NOT_DONE)
@@ -282,7 +292,7 @@ def _parameters(
         with _named_as_typed("--candidates"):
             own["candidates"] = read_candidates(candidates)
     with _named_as_typed("--set"):
-        return parse_config(parse_settings(settings, given) | own)
+        return change_config(parse_settings(settings, given), own)
 
 
 def _named(pairs: list[str]) -> dict[str, Path]:

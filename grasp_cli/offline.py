@@ -42,6 +42,7 @@ class MergeOptions:
     preprocessing: Mapping[str, JsonValue]
     config: FoldConfig
     files: Mapping[str, Path] = field(default_factory=dict)  # of the model: a `base`
+    test_all: bool = False  # every candidate on test, not only what is written
     threads: int | None = None  # of torch; None: its own choice, which is the service's too
     cache: Path = field(default_factory=lambda: Path.home() / ".cache" / "grasp")  # as grasp_core
 
@@ -198,6 +199,7 @@ class OfflineMerge:
             spec=self.spec,
             config=self.options.config,
             learning_rate=self.learning_rate,
+            test_all=self.options.test_all,
             version=version,
             source_sha256=source.sha256,
             source_classes=self.options.source_classes,

@@ -138,20 +138,34 @@ def _origin(version: Version, sources: Mapping[str | None, str]) -> tuple[str, .
 
 
 def candidates_table(candidates: Sequence[Runner]) -> Rows | Text:
-    """What ran against each other, on validation."""
+    """What ran against each other: on validation, and on test where somebody looked."""
     rows = (
         (
             each.name,
             status(each.outcome),
-            "-" if each.log_likelihood is None else f"{each.log_likelihood:.4f}",
-            "-" if each.accuracy is None else f"{each.accuracy:.4f}",
+            _likelihood(each),
+            _share(each.accuracy),
             gain.in_points() if each.gain and (gain := each.gain.accuracy) else "-",
+            _share(each.test_accuracy),
+            "-" if each.seconds is None else f"{each.seconds:.1f} s",
+            "-" if each.peak_bytes is None else size(each.peak_bytes),
             f"as {each.same_as}" if each.same_as else each.reason or "",
         )
         for each in candidates
     )
-    columns = ("candidate", "outcome", "log-likelihood", "accuracy", "over keep", "")
-    return listed(columns, rows, "no candidates")
+    measured = ("log-likelihood", "val", "over keep", "test", "time", "memory")
+    return listed(("candidate", "outcome", *measured, ""), rows, "no candidates")
+
+
+def _likelihood(candidate: Runner) -> str:
+    if candidate.log_likelihood is None:
+        return "-"
+    error = "" if candidate.error is None else f" ± {candidate.error:.3f}"
+    return f"{candidate.log_likelihood:.4f}{error}"
+
+
+def _share(accuracy: float | None) -> str:
+    return "-" if accuracy is None else f"{accuracy:.4f}"
 
 
 def provenance_table(provenance: Mapping[str, Any]) -> Rows | Text:

@@ -40,6 +40,12 @@ class Predictions:
         value = self.metrics.log_likelihood
         return -math.inf if value is None else value
 
+    @property
+    def log_likelihood_error(self) -> float | None:
+        """The standard error of its mean."""
+        measured = Difference.measure(self.log_likelihood)
+        return measured.error if measured else None
+
     def tensors(self) -> dict[str, Tensor]:
         """What lies beside the rest in a sealed file."""
         return {name: torch.from_numpy(getattr(self, name)) for name in self.TENSORS}

@@ -13,7 +13,7 @@ from grasp_core.baseline import BASELINE_FILE, Evaluation, evaluate_before, pred
 from grasp_core.candidates import Candidate
 from grasp_core.checkpoints import write_checkpoint
 from grasp_core.config import FoldConfig
-from grasp_core.evaluation import differ
+from grasp_core.evaluation import Predictions, differ
 from grasp_core.files import copy_file
 from grasp_core.gate import find_bad_tensors, judge, name_cause
 from grasp_core.inputs import Inputs
@@ -59,6 +59,7 @@ def fold(
     work_dir: str | Path | None = None,
     progress: ProgressCallback | None = None,
     force: bool = False,
+    test_all: bool = False,
 ) -> FoldReport:
     """Fold the checkpoint `source` into `merged` on the task's target, and write `output`.
 
@@ -72,6 +73,8 @@ def fold(
 
     `learning_rate` is what an earlier fold of the model has found; where the config says `auto` and
     there is none, this fold tries some, and reports which was the best.
+
+    `test_all` measures every candidate on test, for the record; it decides nothing.
 
     `files` are what belongs to `merged` beside its weights, by name, and `base`: what the sources
     were fine-tuned from, for methods that need it. What methods remember, as `state/…`, and
@@ -106,7 +109,12 @@ def fold(
         race = Race(bench, learning_rate)
         race.run()
         winner = race.choose(before.val if before else None)
-        after, keep = _test(bench, race, winner, before)
+        said = _test(bench, race, winner, everybody=test_all)
+        after = Evaluation(winner.predictions, said[winner.name]) if winner else before
+        assert after is not None  # noqa: S101 - without a winner, it is the version as it was
+        keep = None
+        if winner is not None and race.keep is not None:
+            keep = Evaluation(race.keep.predictions, said[race.keep.name])
         verdict = judge(before.val if before else None, after.val, config.gate)
         reason = flaw or verdict.reason
         provenance = inputs.provenance(winner.merged) if winner else inputs.earlier_provenance
@@ -121,7 +129,7 @@ def fold(
         return FoldReport(
             **_describe(bench, inputs),
             **_describe_winner(bench, winner),
-            **_describe_race(race, winner),
+            **_describe_race(race, winner, said),
             **_measure(before, source_alone, keep, after),
             outcome=outcome,
             reason=AS_IT_WAS if outcome == "kept" else reason,
@@ -153,20 +161,22 @@ def _choose_files(config: FoldConfig, files: Mapping[str, str | Path]) -> dict[s
 
 
 def _test(
-    bench: Workbench, race: Race, winner: Candidate | None, before: Evaluation | None
-) -> tuple[Evaluation, Evaluation | None]:
-    """What is to be published, left in the module, and `keep`, if it was tried, on both splits."""
+    bench: Workbench, race: Race, winner: Candidate | None, *, everybody: bool
+) -> dict[str, Predictions]:
+    """What the winner, `keep` and whoever else is asked for say of the test split, by name.
+
+    The winner is the last, and left in the module.
+    """
+    runners = [each for each in race.candidates if each.is_runner and each is not winner]
+    looked_at = [each for each in runners if everybody or (winner and each is race.keep)]
+    looked_at += [winner] if winner else []
+    said = {}
     with bench.recorder.stage("evaluate"):
-        if winner is None:
-            assert before is not None  # noqa: S101 - it is the version as it was that has won
-            return before, None
-        keep = None
-        if race.keep is not None and winner is not race.keep:
-            race.keep.load()
-            keep = Evaluation(race.keep.predictions, predict_test(bench))
-        winner.load()
-        after = Evaluation(winner.predictions, predict_test(bench))
-        return after, after if winner is race.keep else keep
+        for number, candidate in enumerate(looked_at):
+            bench.recorder.tick(number / len(looked_at))
+            candidate.load()
+            said[candidate.name] = predict_test(bench)
+    return said
 
 
 def _publish(
@@ -230,9 +240,11 @@ def _describe_winner(bench: Workbench, winner: Candidate | None) -> dict[str, An
     }
 
 
-def _describe_race(race: Race, winner: Candidate | None) -> dict[str, Any]:
+def _describe_race(
+    race: Race, winner: Candidate | None, said: Mapping[str, Predictions]
+) -> dict[str, Any]:
     return {
-        "candidates": tuple(_report(each, race, winner) for each in race.candidates),
+        "candidates": tuple(_report(each, race, winner, said) for each in race.candidates),
         "learning_rate": race.learning_rate or (winner and winner.refined.learning_rate),
     }
 
@@ -250,7 +262,9 @@ def _measure(
     }
 
 
-def _report(candidate: Candidate, race: Race, winner: Candidate | None) -> CandidateReport:
+def _report(
+    candidate: Candidate, race: Race, winner: Candidate | None, said: Mapping[str, Predictions]
+) -> CandidateReport:
     runner, merged, stages = candidate.runner, candidate.merged, candidate.stages
     refined, keep = runner.refined, race.keep
     gain = None
@@ -266,6 +280,8 @@ def _report(candidate: Candidate, race: Race, winner: Candidate | None) -> Candi
         went_on=runner.went_on,
         share=merged.share if merged.parameters else None,
         val=runner.val and summarize(runner.val.metrics),
+        test=summarize(said[runner.name].metrics) if runner.name in said else None,
+        error=runner.val and runner.val.log_likelihood_error,
         gain=gain,
         learning_rate=refined.learning_rate,
         history=refined.history,

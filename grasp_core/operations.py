@@ -243,6 +243,7 @@ class FoldSource:
     files: Mapping[str, Path]  # `target`, `source`, those of the newest version and of the model
     learning_rate: float | None = None  # that an earlier fold found
     dry_run: bool = False  # only measured: whatever comes of it is not published
+    test_all: bool = False  # every candidate on test, not only what would be published
     max_decoded_bytes: int = DECODED_BYTES
     fractions: Fractions | None = None  # as in the target's summary
 
@@ -283,6 +284,7 @@ class FoldSource:
             version=self.version,
             work_dir=self.work_dir,
             progress=progressed,
+            test_all=self.test_all,
         )
         return self._folded(result)
 

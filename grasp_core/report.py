@@ -186,7 +186,11 @@ class Runner(Record):
     same_as: str | None = None  # the candidate whose merged weights were the very same
     accuracy: float | None = None  # on validation, as all that follows; None: it is out
     log_likelihood: float | None = None
+    error: float | None = None  # standard error of the log-likelihood
     gain: Differences | None = None  # over `keep`; None: nothing to compare with
+    test_accuracy: float | None = None  # None: nobody looked
+    seconds: float | None = None  # None: of an older release, as below
+    peak_bytes: int | None = None
 
 
 class Figures(Record):
@@ -344,6 +348,8 @@ class CandidateReport(Record):
     went_on: bool = True  # beyond the heat
     share: float | None = None  # of all parameters, given by the source
     val: Accuracies | None = None
+    test: Accuracies | None = None  # for the record; None: nobody looked
+    error: float | None = None  # standard error of the log-likelihood on validation
     gain: Differences | None = None  # over `keep`, on validation; None: nothing to compare with
     learning_rate: LearningRate | None = None
     history: tuple[Look, ...] = ()
@@ -359,7 +365,11 @@ class CandidateReport(Record):
             same_as=self.same_as,
             accuracy=self.val and self.val.accuracy,
             log_likelihood=self.val and self.val.log_likelihood,
+            error=self.error,
             gain=self.gain,
+            test_accuracy=self.test and self.test.accuracy,
+            seconds=self.seconds,
+            peak_bytes=self.peak_bytes,
         )
 
 

@@ -110,6 +110,7 @@ def read_job(session: Session, lease: Lease, settings: Settings) -> JobSpec:
         work_dir=folder / WORK,
         output=folder / OUTPUT,
         dry_run=job.kind == "dry_run",
+        test_all=job.kind == "dry_run",
         learning_rate=model.learning_rate["rate"] if model.learning_rate else None,
         fractions=(train, val, test),
         **decoded,

@@ -7,7 +7,9 @@ from scripts.reference.markdown import code, opening, parameters, sections, tabl
 ORIGIN = "grasp_core/methods"
 INTRODUCTION = """
 The ways to fold a source into a merged model. Each can be one of a fold's
-[candidates](merge.md#mergecandidates), alone or beside others.
+[candidates](merge.md#mergecandidates), alone or beside others. Which of them your data prefers,
+`grasp merge --candidates all` answers on your machine, and `grasp push MODEL FILE --dry-run --wait
+--candidates all` on the service, with one table.
 
 θ is the merged model, θ₀ the base of all sources, θk a source, τ = θk - θ₀ its task vector and k
 the number of sources. Those that have a state fold source by source what others compute of all

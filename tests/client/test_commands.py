@@ -143,13 +143,28 @@ class TestPush:
         assert sentence == (
             "  +1.8 points on test over doing without it (0.4 to 3.2); mean won over keep"
         )
+        refusal = ["its", "outputs", "are", "not", "finite"]
+        gained, measured = (
+            ["+2.0", "points", "(0.0", "to", "4.0)"],
+            ["0.9100", "12.5", "s", "800", "MB"],
+        )
         assert [line.split() for line in table if line.strip()] == [
-            ["candidate", "outcome", "log-likelihood", "accuracy", "over", "keep"],
+            [
+                "candidate",
+                "outcome",
+                "log-likelihood",
+                "val",
+                "over",
+                "keep",
+                "test",
+                "time",
+                "memory",
+            ],
             ["─" * len(table[2].strip())],
-            ["keep", "lost", "-0.5000", "0.9000", "-"],
-            ["source", "out", "-", "-", "-", "its", "outputs", "are", "not", "finite"],
-            ["mean", "won", "-0.2500", "0.9200", "+2.0", "points", "(0.0", "to", "4.0)"],
-            ["grasp", "lost", "-0.5000", "0.9000", "-", "as", "keep"],
+            ["keep", "lost", "-0.5000", "0.9000", "-", "-", "-", "-"],
+            ["source", "out", "-", "-", "-", "-", "-", "-", *refusal],
+            [*("mean", "won", "-0.2500", "±", "0.012", "0.9200"), *gained, *measured],
+            ["grasp", "lost", "-0.5000", "0.9000", "-", "-", "-", "-", "as", "keep"],
         ]
 
     def test_what_would_be_refused_is_known_when_a_dry_run_has_ended(

@@ -34,6 +34,8 @@ PARAMETERS: dict[str, Any] = {
     "gate": {"max_drop": 1.0},  # weights that were never trained: nothing to lose
 }
 MODEL = ("-a", SPEC.architecture, "--image-size", "32", "--preprocess", "crop_pct=1.0")
+BRIEF = ("--set", "refine.epochs=0", "--set", "alignment_batch_size=4")
+JSON = ("a.safetensors", "--json", "--set", "refine.epochs=0")
 Run = Callable[..., Result]
 
 
@@ -180,6 +182,33 @@ def test_candidates_run_as_in_the_service(files: Path, tmp_path: Path, run: Run)
     assert [each["name"] for each in newest["candidates"]] == ["keep", "source", "mean", "grasp"]
 
 
+def test_all_methods_are_compared_in_one_table(files: Path, run: Run) -> None:
+    result = run("a.safetensors", "--candidates", "all", "--base", "a.safetensors", *BRIEF)
+
+    rows = {line.split()[0]: line for line in result.stdout.splitlines() if line.split()}
+    assert {"candidate", *METHODS} <= set(rows)
+    assert "log-likelihood" in rows["candidate"]
+    measured = rows["source"].split()
+    assert measured[1] in ("won", "lost")
+    assert measured[3] == "±"
+    assert " s " in rows["source"]
+    assert "MB" in rows["source"]
+    assert "opcm" in rows  # whose history begins with a first source
+    said = json.loads(run(*JSON, "--candidates", "keep,mean", "--base", "a.safetensors").stdout)
+    [source] = said["sources"]
+    assert [each["name"] for each in source["metrics"]["candidates"]] == ["keep", "mean"]
+    assert all(each["test_accuracy"] is not None for each in source["metrics"]["candidates"])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("keep,tyes", "there is no such method"), ("[1", "there is no such method")]
+)
+def test_candidates_that_make_no_sense_are_named(run: Run, text: str, said: str) -> None:
+    result = run("a.safetensors", "--candidates", text, code=2)
+    assert "--candidates" in result.output
+    assert said in " ".join(result.output.replace("│", " ").split())
+
+
 def test_a_version_is_gone_on_with_in_place(files: Path, run: Run) -> None:
     whole = json.loads(run("a.safetensors", "b.pt", "--json").stdout)
     run("a.safetensors")
@@ -210,6 +239,21 @@ def test_what_the_gate_rejects_is_passed_over(files: Path, run: Run) -> None:
     result = json.loads(Path("report.json").read_text())
     assert [report["outcome"] for report in result["reports"]] == ["accepted", "rejected"]
     assert result["reports"][0]["sha256"] == result["sha256"]
+
+
+def test_the_same_weights_in_another_file_are_known(files: Path, run: Run) -> None:
+    tensors = {**torch.load(files / "b.pt")["state_dict"]}
+    torch.save({name.removeprefix("model."): tensors[name] for name in reversed(tensors)}, "c.pth")
+
+    result = json.loads(run("b.pt", "c.pth", "a.safetensors", "b.pt", "--json").stdout)
+
+    assert [source["status"] for source in result["sources"]] == [
+        "accepted",
+        "known",
+        "accepted",
+        "known",
+    ]
+    assert result["version"] == 2
 
 
 def test_nothing_accepted_is_no_success(run: Run) -> None:

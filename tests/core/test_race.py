@@ -265,6 +265,28 @@ def test_the_best_of_a_naive_race_is_published_bit_for_bit(
         assert torch.equal(published[tensor_name], tensor), tensor_name
 
 
+def test_every_candidate_is_measured_on_test_where_that_is_asked_for(
+    files: Files, tmp_path: Path
+) -> None:
+    source = files.sources["good"]
+    plain = run(tmp_path / "plain", source, files.merged)
+    whole = run(tmp_path / "whole", source, files.merged, test_all=True)
+
+    assert whole.sha256 == plain.sha256
+    assert {each.name for each in plain.candidates if each.test} == {"keep", plain.winner.name}  # type: ignore[union-attr]
+    _, outcomes = naive_race(source, files.merged, whole.seed)
+    for candidate in whole.candidates:
+        model = network(outcomes[candidate.name].weights).eval()
+        batch = TASK.splits["test"]
+        with torch.no_grad():
+            right = TASK.log_probabilities(model, batch).argmax(-1) == batch.labels
+        assert candidate.test is not None
+        assert candidate.test.accuracy == pytest.approx(float(right.float().mean()))
+        assert candidate.error is not None
+        own = likelihoods(model)
+        assert candidate.error == pytest.approx(float(own.std() / len(own) ** 0.5), abs=1e-6)
+
+
 def test_gains_are_paired_example_by_example(files: Files, tmp_path: Path) -> None:
     report = run(tmp_path, files.sources["good"], files.merged)
 
