@@ -4,11 +4,12 @@ What comes out is compared, byte for byte, with what `grasp_core` makes of the s
 process, one after the other, while nothing goes wrong.
 """
 
+import json
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -31,16 +32,26 @@ from tests.worker.waiting import until
 pytestmark = pytest.mark.proof
 
 REAL_WORKER = (sys.executable, "-m", "worker")
-MERGE = {
-    "method": "grasp",
+COMMON = {
     "alignment_batches": 4,
     "refine": {"epochs": 8, "lr": 1e-3},  # so long that a fault hits the fold it waited for
     "gate": {"max_drop": 1.0},  # every source counts: it is bytes that are compared
+}
+MERGES = {  # of one method alone, and of a race with a method that remembers
+    "forwards": {**COMMON, "method": "grasp"},
+    "backwards": {**COMMON, "candidates": ["keep", "ties"]},
 }
 FAULTS = {"child": 3, "worker": 2, "api": 1, "broker": 1, "postmaster": 1, "backend": 1, "flush": 2}
 SET_UP = 3  # jobs before the first fold: a validation, two preparations
 PAUSE_S = 0.7  # at most, from the moment at which a fold is under way
 SEED = choose_seed("STORM_SEED")
+
+
+class Made(NamedTuple):
+    """The bytes of a version."""
+
+    weights: bytes
+    files: dict[str, bytes]  # what methods remember
 
 
 class Files:
@@ -50,6 +61,7 @@ class Files:
         torch.set_num_threads(1)  # as in the workers that must end in the same bytes
         self.folder = folder
         self.target = digits.target
+        self.base = digits.sources[-1]
         sources = digits.sources[:count]
         self.sources = {"forwards": sources, "backwards": sources[::-1]}
 
@@ -62,18 +74,30 @@ class Files:
             for model, path in zip(self.sources, turn, strict=True)
         ]
 
-    def replay(self, sources: Sequence[Path]) -> list[bytes]:
-        """Every version of a model that folds these, in this order."""
+    def replay(self, model: str) -> list[Made]:
+        """Every version of a model that folds its sources, in their order."""
         task = open_task(self.target, SPEC, cache_dir=self.folder / "cache")
-        config = parse_config(MERGE | {"device": "cpu"})
+        config = parse_config(MERGES[model] | {"device": "cpu"})
         merged: Path | None = None
+        files: dict[str, Path] = {}
         versions = []
-        for number, source in enumerate(sources, start=1):
-            output = self.folder / "replayed" / f"{number}.safetensors"
-            output.parent.mkdir(exist_ok=True)
-            fold(SPEC, source, task, output, merged=merged, config=config, version=number)
-            versions.append(output.read_bytes())
-            merged = output
+        for number, source in enumerate(self.sources[model], start=1):
+            folder = self.folder / model / str(number)
+            report = fold(
+                SPEC,
+                source,
+                task,
+                folder / "weights",
+                merged=merged,
+                files={"base": self.base} | files,
+                files_output=folder,
+                config=config,
+                version=number,
+            )
+            merged = folder / "weights"
+            files = {file.name: folder / file.name for file in report.files}
+            read = {name: path.read_bytes() for name, path in files.items()}
+            versions.append(Made(merged.read_bytes(), read))
         return versions
 
 
@@ -114,8 +138,8 @@ def test_real_folds_end_in_the_same_bytes_whatever_is_killed(
 
         ended = [cluster.client.ended(job) for job in sender.accepted]
         assert [job["status"] for job in ended] == ["succeeded"] * len(offers)
-        for model, sources in files.sources.items():
-            check(cluster, model, files.replay(sources))
+        for model in files.sources:
+            check(cluster, model, files.replay(model))
         reasons = cluster.failures()
     print(f"attempts lost: {dict(reasons)}; {time.monotonic() - began:.0f} s")
     assert reasons.keys() >= {"child_killed", "worker_lost"}
@@ -131,9 +155,11 @@ def make_models(cluster: Cluster, files: Files) -> None:
             "architecture": SPEC.architecture,
             "target": "digits",
             "preprocessing": SPEC.preprocessing.model_dump(exclude_unset=True),
-            "merge": MERGE,
+            "merge": MERGES[model],
         }
-        http.post("/models", json=body).raise_for_status()
+        with files.base.open("rb") as base:
+            sent = http.post("/models", data={"model": json.dumps(body)}, files={"base": base})
+            sent.raise_for_status()
 
 
 def is_folding(cluster: Cluster) -> bool:
@@ -147,13 +173,16 @@ def is_folding(cluster: Cluster) -> bool:
         return False
 
 
-def check(cluster: Cluster, model: str, expected: Sequence[bytes]) -> None:
+def check(cluster: Cluster, model: str, expected: Sequence[Made]) -> None:
     """Its versions have these bytes, and are an unbroken chain."""
     versions = cluster.client.versions(model)
     count = len(expected)
     assert [version["number"] for version in versions] == list(range(1, count + 1))
     assert [version["parent"] for version in versions] == [None, *range(1, count)]
-    for version, weights in zip(versions, expected, strict=True):
-        downloaded = cluster.https[0].get(f"/models/{model}/versions/{version['number']}")
-        assert downloaded.content == weights
-    assert cluster.https[0].get(f"/models/{model}").content == expected[-1]
+    for version, made in zip(versions, expected, strict=True):
+        place = f"/models/{model}/versions/{version['number']}"
+        assert cluster.https[0].get(place).content == made.weights
+        assert [file["name"] for file in version["files"]] == sorted(made.files)
+        for name, content in made.files.items():
+            assert cluster.https[0].get(f"{place}/files/{name}").content == content
+    assert cluster.https[0].get(f"/models/{model}").content == expected[-1].weights
