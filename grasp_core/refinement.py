@@ -246,7 +246,9 @@ class Trial:
         if self._count > 1:
             metrics |= {"trial": self._number, "trials": self._count}
         share = (self._number - 1 + step / max(self._until, 1)) / self._count
-        self._bench.recorder.tick(share, step=step, steps=self._schedule.steps, **metrics)
+        steps = self._schedule.steps
+        metrics |= {"epochs": math.ceil(steps / self._schedule.steps_per_epoch)}
+        self._bench.recorder.tick(share, step=step, steps=steps, **metrics)
 
 
 class Tick(Protocol):

@@ -6,8 +6,9 @@ from ipaddress import ip_address
 from typing import Annotated, Final, Literal
 
 from fastapi import Depends, Request
+from fastapi.concurrency import run_in_threadpool
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DBAPIError, OperationalError
 
 from app.access.browsers import cookie_secret, split_url
 from app.access.peers import PEER_UID
@@ -26,6 +27,7 @@ POLICY: dict[str, Scope | Literal["public"]] = {
     "docs_page": PUBLIC,
     "get_asset": PUBLIC,  # scripts and styles, without data
     "models_page": "read",
+    "list_architectures": "read",
     "model_page": "read",
     "version_page": "read",
     "comparison_page": "read",
@@ -134,6 +136,14 @@ def identify(
     if use_is_due(key, now):
         _note_use(service, key.id, now)
     return caller
+
+
+async def recognize(request: Request, service: Service) -> Caller | None:
+    """Who asks for what there is not, where nothing has to be allowed; None: nobody we know."""
+    try:
+        return await run_in_threadpool(identify, request, service, await bearer(request))
+    except (Unauthorized, Forbidden, DBAPIError):
+        return None
 
 
 def _note_use(service: Service, key_id: str, now: datetime) -> None:

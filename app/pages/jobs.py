@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated, get_args
 
 from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
+from pydantic import BeforeValidator
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
@@ -18,7 +20,7 @@ from grasp_core.methods import METHODS, list_stages
 from grasp_core.parameters import methods_of
 from registry.jobs.states import ACTIVE, JobKind, JobStatus
 from registry.jobs.workers import list_workers
-from registry.lookup import find, find_named, list_page
+from registry.lookup import MAX_PAGE, find, find_named, list_page
 from registry.tables import Job, Model, Source, Target
 
 JOBS_PER_PAGE = 40
@@ -29,6 +31,7 @@ STAGES: dict[str, Mapping[str, str]] = {  # of jobs that are no folds
 }
 
 router = APIRouter()
+AnyIfEmpty = BeforeValidator(lambda chosen: chosen or None)  # as a form sends what was not chosen
 
 
 @dataclass(frozen=True)
@@ -68,15 +71,21 @@ class JobRow:
 def jobs_page(
     service: ServiceDep,
     page: PageDep,
-    model: RefFilter = None,
-    status: JobStatus | None = None,
+    model: Annotated[RefFilter, AnyIfEmpty] = None,
+    kind: Annotated[JobKind | None, AnyIfEmpty] = None,
+    status: Annotated[JobStatus | None, AnyIfEmpty] = None,
     cursor: Cursor = None,
 ) -> HTMLResponse:
     owner = page.caller.owner
+    chosen = {"model": model, "kind": kind, "status": status}
     with service.database.read() as session:
         conditions = []
         if model is not None:
-            conditions.append(Job.model_id == find_named(session, Model, owner, model).id)
+            row = find_named(session, Model, owner, model)
+            chosen["model"] = row.name
+            conditions.append(Job.model_id == row.id)
+        if kind is not None:
+            conditions.append(Job.kind == kind)
         if status is not None:
             conditions.append(Job.status == status)
         found = list_page(session, Job, owner, conditions, limit=JOBS_PER_PAGE, cursor=cursor)
@@ -84,9 +93,20 @@ def jobs_page(
             "jobs.html",
             jobs=job_rows(session, found.items),
             next_cursor=found.next_cursor,
-            model=model,
-            status=status,
+            chosen=chosen,
+            choices={
+                "model": _list_models(session, owner, chosen["model"]),
+                "kind": get_args(JobKind),
+                "status": get_args(JobStatus),
+            },
         )
+
+
+def _list_models(session: Session, owner: str, chosen: str | None) -> list[str]:
+    """By name; of many, the newest, and the chosen one."""
+    newest = select(Model.name).where(Model.owner == owner).order_by(Model.id.desc())
+    names = {*session.scalars(newest.limit(MAX_PAGE))}
+    return sorted(names | {chosen} if chosen else names)
 
 
 def job_rows(session: Session, jobs: Sequence[Job]) -> list[JobRow]:

@@ -40,6 +40,7 @@ from registry.versions import find_best
 MODELS_PER_PAGE = 30
 MOST_SPARKS = 30  # versions in a sparkline
 MOST_ROWS = 15  # of sources and jobs on a model's page
+GENERAL = "general"  # the group of parameters whose names have no dot
 ELSEWHERE = ("device",)  # merge parameters that are the worker's
 
 router = APIRouter()
@@ -60,6 +61,7 @@ class Card:
 
 
 @router.get("/")
+@router.get("/ui/models")
 def models_page(service: ServiceDep, page: PageDep, cursor: Cursor = None) -> HTMLResponse:
     owner = page.caller.owner
     with service.database.read() as session:
@@ -97,6 +99,12 @@ def list_choices() -> list[Choice]:
         )
         for method in METHODS.values()
     ]
+
+
+@router.get("/ui/architectures.json")
+def list_architectures() -> list[str]:
+    """Those that are known by name, to choose from while one is typed."""
+    return sorted({name for kind in KINDS.values() if kind.names for name in kind.names()})
 
 
 def _cards(session: Session, models: Sequence[Model]) -> list[Card]:
@@ -190,7 +198,7 @@ def model_page(model: Reference, service: ServiceDep, page: PageDep) -> HTMLResp
             sources=_sources(session, row),
             jobs=job_rows(session, jobs.items),
             waiting=_queues(session, [row.id])[0].get(row.id, 0),
-            parameters=fields(shown.merge, shown.kind),
+            parameters=group_fields(fields(shown.merge, shown.kind)),
         )
 
 
@@ -214,6 +222,24 @@ class Field:
     value: str
     choices: Sequence[str]  # empty: typed
     meaning: str
+    default: str | None = None  # None: it has to be given
+
+    @property
+    def group(self) -> str:
+        """The first part of its name, or that it has none."""
+        return self.name.partition(".")[0] if "." in self.name else GENERAL
+
+    @property
+    def is_default(self) -> bool:
+        return self.value == self.default
+
+
+def group_fields(fields: Iterable[Field]) -> Mapping[str, Sequence[Field]]:
+    """By group, each in the order of its first field."""
+    groups: dict[str, list[Field]] = {}
+    for field in fields:
+        groups.setdefault(field.group, []).append(field)
+    return groups
 
 
 def fields(merge: FoldConfig | Mapping[str, Any], kind: str) -> list[Field]:
@@ -241,7 +267,13 @@ def _read_fields(config: type[BaseModel], values: Mapping[str, Any], kind: str) 
     known = flat(values)
     schema = _schema(config, kind)
     return [
-        Field(name, _text(known[name]), _choices(part), part.get("description", ""))
+        Field(
+            name,
+            _text(known[name]),
+            _choices(part),
+            part.get("description", ""),
+            _text(part["default"]) if "default" in part else None,
+        )
         for name, part in _leaves(schema, schema["$defs"])
         if name not in (*ELSEWHERE, "method")
     ]
@@ -267,12 +299,14 @@ def _schema(config: type[BaseModel], kind: str) -> dict[str, Any]:
 
 def _candidates(candidates: Iterable[str | dict[str, Any]]) -> Field:
     meaning = f"Methods that run against each other, of {', '.join(METHODS)}."
-    return Field("candidates", json.dumps(list(candidates)), [], meaning)
+    default = json.dumps(DEFAULT_CANDIDATES)
+    return Field("candidates", json.dumps(list(candidates)), [], meaning, default)
 
 
 def _method(name: str) -> Field:
     meaning = " ".join(f"{method.name}: {method.summary}" for method in METHODS.values())
-    return Field("method", name, list(dict.fromkeys([*METHODS, name])), meaning)
+    default = ", ".join(DEFAULT_CANDIDATES)
+    return Field("method", name, list(dict.fromkeys([*METHODS, name])), meaning, default)
 
 
 def _leaves(

@@ -13,7 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.access.auth import CallerDep
+from app.access.auth import CallerDep, recognize
 from app.access.browsers import COOKIE
 from app.pages.assets import asset
 from app.pages.formatting import FILTERS
@@ -28,6 +28,7 @@ POLICY = (
 )
 # Swagger UI writes styles into its elements.
 DOCS_POLICY = POLICY.replace("style-src 'self'", "style-src 'self' 'unsafe-inline'")
+NOT_FOUND = 404
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "same-origin",
@@ -122,7 +123,7 @@ class _Answer:
         self._problem += message.get("body", b"")
         if not message.get("more_body", False):
             held, self._held = self._held, None
-            response = _as_page(json.loads(self._problem), self._scope)
+            response = await _as_page(json.loads(self._problem), self._scope)
             for name, value in held["headers"]:
                 if name.lower() in (b"x-request-id", b"retry-after", b"allow", b"connection"):
                     response.headers[name.decode()] = value.decode()
@@ -136,11 +137,28 @@ def _bind(message: Message, path: str) -> None:
         headers[name] = value
 
 
-def _as_page(problem: dict[str, Any], scope: Scope) -> Response:
+async def _as_page(problem: dict[str, Any], scope: Scope) -> Response:
     """Whoever needs a key is asked for it, and comes back."""
     if problem["status"] == 401 and scope["path"] != "/ui/login" and scope["method"] == "GET":
         wanted = scope["path"] + (
             "?" + scope["query_string"].decode() if scope["query_string"] else ""
         )
         return RedirectResponse(f"/ui/login?next={quote(wanted, safe='/')}", 303)
-    return render("error.html", status_code=problem["status"], problem=problem)
+    request = Request(scope)
+    caller = await _find_caller(request, problem["status"])
+    signed_in = caller is not None and COOKIE in request.cookies
+    return render(
+        "error.html",
+        status_code=problem["status"],
+        caller=caller,
+        signed_in=signed_in,
+        problem=problem,
+    )
+
+
+async def _find_caller(request: Request, status: int) -> Caller | None:
+    """Who was let in; of a path that leads nowhere, nobody has asked yet."""
+    caller: Caller | None = request.scope["state"].get("caller")
+    if caller is None and status == NOT_FOUND:
+        return await recognize(request, request.app.state.service)
+    return caller

@@ -41,7 +41,7 @@ export async function send(method, path, body) {
   }
   const text = await response.text();
   if (!response.ok) throw Problem.from(response.status, text);
-  return JSON.parse(text);
+  return text ? JSON.parse(text) : null; // what was deleted is answered with nothing
 }
 
 // Numbers, lists, true and false as JSON; nothing as none; the rest as words.
@@ -52,6 +52,11 @@ export function read(text) {
   } catch {
     return text;
   }
+}
+
+// Names between commas.
+export function split(text) {
+  return text.split(",").map((part) => part.trim());
 }
 
 export function token() {

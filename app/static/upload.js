@@ -1,6 +1,6 @@
 // A file on its way to the API: dropped or chosen, sent as it is, with its progress.
 
-import { Problem, describe, token } from "./api.js";
+import { Problem, describe, split, token } from "./api.js";
 
 const START = 512; // bytes: a header's length, and the brace it begins with; of a zip, the first name
 const CONVERT = "`grasp push` converts .pt, .pth and .ckpt files on your machine, and uploads them.";
@@ -95,7 +95,7 @@ function query(form, file) {
   if (model) given.set("model", model.value);
   given.set("name", name.value.trim() || file.name);
   if (kind) given.set("kind", kind.value);
-  const names = (classes?.value ?? "").split(",").map((part) => part.trim());
+  const names = split(classes?.value ?? "");
   if (names.some(Boolean)) given.set("classes", JSON.stringify(names));
   if (dryRun?.checked) given.set("dry_run", "true");
   return given;

@@ -7,6 +7,8 @@ import pytest
 
 from app.pages.reports import flat
 from app.pages.versions import MOST_VERSIONS
+from grasp_core.methods import METHODS
+from grasp_core.parameters import DEFAULT_CANDIDATES
 from registry.jobs.transitions import change
 from registry.tables import Job, Model, Target, utc_now
 from registry.versions import FoldResult, record_trial
@@ -57,7 +59,7 @@ def test_a_model_shows_its_lineage_and_where_it_came_from(filled: tuple[World, S
     for name in CLASSES:
         assert f'<th scope="row">{name}</th>' in text
     posts = [tag["data-post"] for tag in outline.all("button") if "data-post" in tag]
-    assert posts == [f"/models/{story.model}/rollback"] * 3
+    assert posts == [f"/models/{story.model}", *[f"/models/{story.model}/rollback"] * 3]
     bodies = [
         json.loads(tag["data-body"] or "") for tag in outline.all("button") if "data-body" in tag
     ]
@@ -75,9 +77,108 @@ def test_merge_parameters_are_fields_for_those_who_may_change_them(
     named = [tag for tag in (*outline.all("input"), *outline.all("select")) if "data-kept" in tag]
     common = {name: value for name, value in merge.items() if name != "candidates"}
     assert {tag["name"] for tag in named} == {"candidates", *flat(common)} - {"device"}
+    legends = re.findall(r"<legend>(\w+)</legend>", page(world, "/ui/models/merged"))
+    assert legends == ["General", "Refine", "Gate"]
     readers = page(world, "/ui/models/merged", headers=world.key("local", "read"))
     assert "data-merge" not in readers
     assert "<dt>refine.epochs</dt><dd>3</dd>" in readers
+
+
+def test_merge_parameters_that_differ_from_the_defaults_are_marked(world: World) -> None:
+    world.ready_model()
+    path = "/ui/models/merged"
+    assert "The default is" not in page(world, path)
+    change = {"gate": {"max_drop": 0.1}, "refine": {"patience": 2}, "candidates": ["grasp"]}
+    assert world.client.patch("/models/merged", json={"merge": change}).is_success
+    text = page(world, path)
+    assert text.count('<div class="changed">') == 3
+    for default in ("keep, source, mean, grasp", "0.02", "none"):
+        assert f"<b>The default is {default}.</b>" in text
+    readers = page(world, path, headers=world.key("local", "read"))
+    assert "<dd>0.1 <small><b>The default is 0.02.</b>" in readers
+
+
+def deletions(text: str) -> list[str | None]:
+    buttons = Outline(text).all("button")
+    assert all(tag["data-confirm"] for tag in buttons if tag.get("data-method") == "DELETE")
+    return [tag["data-post"] for tag in buttons if tag.get("data-method") == "DELETE"]
+
+
+def test_whoever_may_write_can_delete_models_and_targets(filled: tuple[World, Story]) -> None:
+    world, story = filled
+    of_pages = {
+        "/ui/models/merged": [f"/models/{story.model}"],
+        "/ui/targets/digits": [f"/targets/{story.target}"],
+        "/": [],  # but for what failed
+        "/ui/targets": [],
+    }
+    for path, expected in of_pages.items():
+        assert deletions(page(world, path)) == expected
+    reader = world.key("local", "read")
+    for path in of_pages:
+        assert deletions(page(world, path, headers=reader)) == []
+
+
+def test_what_failed_can_be_deleted_where_it_is_listed(world: World) -> None:
+    target = world.post_target("spoiled").json()["target"]["id"]
+    world.fail()
+    world.ready_target()
+    model = world.post_model().json()["model"]["id"]
+    world.fail()
+    for path in ("/ui/targets", "/ui/targets/spoiled"):
+        assert deletions(page(world, path)) == [f"/targets/{target}"]
+    for path in ("/", "/ui/models/merged"):
+        assert deletions(page(world, path)) == [f"/models/{model}"]
+
+
+def test_methods_that_are_no_default_are_folded_away(filled: tuple[World, Story]) -> None:
+    world, _ = filled
+    before, _, others = page(world, "/").partition('<details id="other-methods">')
+    others = others.partition("</details>")[0]
+    candidates = r'name="candidates" value="(\w+)"( checked)?'
+    assert re.findall(candidates, before) == [(name, " checked") for name in DEFAULT_CANDIDATES]
+    rest = [(name, "") for name in METHODS if name not in DEFAULT_CANDIDATES]
+    assert re.findall(candidates, others) == rest
+
+
+def test_jobs_are_chosen_by_model_kind_and_status(filled: tuple[World, Story]) -> None:
+    world, _ = filled
+    world.post_model("second", "digits")
+    title = r'<a href="/ui/jobs/job_\w+">([^<]+)</a>'
+
+    def titles(query: str) -> list[str]:
+        return re.findall(title, page(world, f"/ui/jobs?{query}"))
+
+    assert titles("status=&model=&kind=dry_run") == ["Try site-f on merged"]
+    assert titles("status=&model=second&kind=") == ["Prepare second"]
+    assert titles("kind=validate") == ["Validate digits"]
+    assert titles("kind=fold&status=running&model=merged") == ["Fold site-g into merged"]
+    assert len(titles("status=&model=&kind=")) == len(titles("")) > 5
+    chosen = Outline(page(world, "/ui/jobs?kind=prepare&model=second")).all("option")
+    selected = [tag["value"] for tag in chosen if "selected" in tag]
+    assert selected == ["second", "prepare"]
+    assert {"second", "merged", "dry_run", "cancelled"} <= {tag["value"] for tag in chosen}
+
+
+def test_older_jobs_are_of_the_same_choice(
+    filled: tuple[World, Story], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, _ = filled
+    monkeypatch.setattr("app.pages.jobs.JOBS_PER_PAGE", 1)
+    text = page(world, "/ui/jobs?kind=fold&model=merged&status=succeeded")
+    (link,) = (tag["href"] for tag in Outline(text).all("a") if "cursor" in (tag["href"] or ""))
+    assert re.fullmatch(r"\?cursor=\w+&model=merged&kind=fold&status=succeeded", link or "")
+    assert "Fold site-b into merged" in page(world, f"/ui/jobs{link}")
+
+
+def test_tables_of_a_comparison_scroll_by_themselves(filled: tuple[World, Story]) -> None:
+    world, story = filled
+    reported = json.dumps(report() | {"config": {"tau": 0.9}})
+    with world.database.write() as session:
+        change(session, Job, Job.id == story.folded, {"report": reported})
+    text = page(world, "/ui/models/merged/compare?a=1&b=3")
+    assert "Merge parameters that differ" in text
+    assert text.count('<div class="scroll') == text.count("<table")
 
 
 def test_a_versions_report_has_all_its_parts(filled: tuple[World, Story]) -> None:

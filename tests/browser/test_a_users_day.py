@@ -16,10 +16,10 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from tests.browser.visitor import Visitor, address, visiting
-from tests.service.fake_folds import chain, checkpoint
+from tests.service.fake_folds import BAD_ARCHITECTURE, BAD_TARGET, chain, checkpoint
 from tests.service.harness import Harness
 
-LONG = 150  # ticks of a fold that is watched
+LONG = 300  # ticks of a fold that is watched
 ENDLESS = 10**6
 A_LINE = re.compile(r"\d+\.\d,\d+\.\d \d+")
 
@@ -97,6 +97,25 @@ def comes_to(visitor: Visitor, status: str) -> None:
     expect(visitor.page.locator("h1 .pill")).to_have_text(status, timeout=60_000)
 
 
+def shows_two_curves(visitor: Visitor) -> None:
+    """Of the candidate that runs, and of the one before it."""
+    curves = visitor.page.locator("figure.live polyline")
+    expect(curves).to_have_count(2)
+    for curve in curves.all():
+        expect(curve).to_have_attribute("points", A_LINE)
+    expect(visitor.page.locator("figure.live [data-names] span")).to_have_text(["keep", "grasp"])
+    expect(visitor.page.locator("[data-field=stage]")).to_have_text("grasp: Refine")
+
+
+def confirm_deletion(visitor: Visitor, name: str) -> None:
+    """Of what is asked for, after a second thought."""
+    page = visitor.page
+    page.get_by_role("button", name=name).click()
+    page.get_by_role("button", name="Leave it").click()
+    page.get_by_role("button", name=name).click()
+    page.get_by_role("button", name="Go on").click()
+
+
 def test_from_nothing_to_a_version_and_back(
     visitor: Visitor, empty: Harness, tmp_path: Path
 ) -> None:
@@ -124,11 +143,10 @@ def test_from_nothing_to_a_version_and_back(
     expect(page.locator("figure.live")).to_be_visible()
     expect(page.locator(".steps [aria-current]")).to_have_text("Refine")
     assert page.locator("progress").evaluate("bar => bar.value") > 0
-    curve = page.locator("figure.live polyline")
-    expect(curve).to_have_attribute("points", A_LINE)
+    shows_two_curves(visitor)
     with at_rest(empty):
         page.reload()
-        expect(curve).to_have_attribute("points", A_LINE)  # from its start, not from here on
+        shows_two_curves(visitor)  # from their start, not from here on
     comes_to(visitor, "succeeded")
 
     page.get_by_role("link", name="See version 1").click()
@@ -161,8 +179,8 @@ def test_candidates_and_a_base_are_chosen_with_a_new_model(
     page.get_by_label("Target").select_option(target)
     page.get_by_label("Image size").fill("96")
     page.get_by_label("keep", exact=True).uncheck()
-    page.get_by_text("A base, and the parameters of candidates").click()
-    page.get_by_label("Base").set_input_files(file("base.safetensors", base))
+    page.get_by_text("Initial weights, a base, and the parameters of candidates").click()
+    page.get_by_label("Base", exact=True).set_input_files(file("base.safetensors", base))
     page.get_by_label("grasp.tau").fill("0.25")
     page.get_by_label("grasp.granularity").select_option("channel")
     page.get_by_role("button", name="Create the model").click()
@@ -175,6 +193,84 @@ def test_candidates_and_a_base_are_chosen_with_a_new_model(
     assert (methods["grasp"]["tau"], methods["grasp"]["granularity"]) == (0.25, "channel")
     assert made["preprocessing"]["image_size"] == 96
     assert made["base"]["sha256"] == sha256(base)
+    assert visitor.complaints == []
+
+
+def test_initial_weights_and_classes_are_given_with_a_new_model(
+    visitor: Visitor, empty: Harness, model: str
+) -> None:
+    page, weights = visitor.page, checkpoint("initial")
+    target = empty.client.get(f"/models/{model}/info").json()["target"]
+    visitor.visit("/#new-model")
+    assert page.locator("#architectures option").count() == 0
+    page.get_by_label("Name").fill("begun")
+    page.get_by_label("Architecture").fill("test_resnet")
+    expect(page.locator('#architectures option[value="test_resnet"]')).to_have_count(1)
+    page.get_by_label("Target").select_option(target)
+    page.get_by_label("Classes").fill("lion, tiger")
+    page.get_by_text("Other methods").click()
+    page.get_by_label("task_arithmetic", exact=True).check()
+    page.get_by_text("Initial weights, a base, and the parameters of candidates").click()
+    page.get_by_label("Initial weights").set_input_files(file("first.safetensors", weights))
+    page.get_by_label("They are the base, too").check()
+    page.get_by_role("button", name="Create the model").click()
+    page.wait_for_url("**/ui/jobs/*")
+    comes_to(visitor, "succeeded")
+
+    made = empty.client.get("/models/begun/info").json()
+    assert made["classes"] == ["lion", "tiger"]
+    assert made["base"]["sha256"] == sha256(weights)
+    assert made["merge"]["candidates"][-1]["method"] == "task_arithmetic"
+    (source,) = empty.client.get("/sources", params={"model": "begun"}).json()["items"]
+    assert (source["name"], source["sha256"]) == ("initial", sha256(weights))
+    assert visitor.complaints == []
+
+
+def test_models_and_targets_are_deleted_after_a_question(visitor: Visitor, empty: Harness) -> None:
+    page = visitor.page
+    for name, content in (("spoiled", BAD_TARGET), ("spare", b"images")):
+        answer = empty.client.post("/targets", params={"name": name}, content=content)
+        assert answer.is_success, answer.text
+    for name, architecture in (("hopeless", BAD_ARCHITECTURE), ("useful", "test_resnet")):
+        described = {"name": name, "architecture": architecture, "target": "spare"}
+        answer = empty.client.post("/models", json=described)
+        assert answer.is_success, answer.text
+
+    visitor.visit("/ui/targets")
+    confirm_deletion(visitor, "Delete spoiled")
+    visitor.sees("spoiled is deleted.")
+    expect(page.get_by_role("link", name="spoiled")).to_have_count(0)
+
+    visitor.visit("/")
+    confirm_deletion(visitor, "Delete hopeless")
+    visitor.sees("hopeless is deleted.")
+    expect(page.get_by_role("link", name="hopeless")).to_have_count(0)
+    assert visitor.complaints == []
+
+    visitor.visit("/ui/targets/spare")
+    confirm_deletion(visitor, "Delete")
+    expect(page.locator("#message")).to_contain_text("still_used")
+    assert page.url.endswith("/ui/targets/spare")
+
+    visitor.visit("/ui/models/useful")
+    confirm_deletion(visitor, "Delete")
+    page.wait_for_url(f"{visitor.url}/")
+    visitor.visit("/ui/targets/spare")
+    confirm_deletion(visitor, "Delete")
+    page.wait_for_url("**/ui/targets")
+    expect(page.get_by_role("link", name="spare")).to_have_count(0)
+    for path in ("/targets/spare", "/models/useful/info"):
+        assert empty.client.get(path).status_code == 404
+
+
+def test_jobs_are_chosen_by_what_they_are_about(visitor: Visitor, model: str) -> None:
+    page = visitor.page
+    visitor.visit("/ui/jobs")
+    page.get_by_label("Model").select_option(model)
+    page.get_by_label("Kind").select_option("prepare")
+    page.get_by_role("button", name="Show").click()
+    expect(page.locator("tbody th")).to_have_text([f"Prepare {model}"])
+    expect(page.get_by_label("Model")).to_have_value(model)
     assert visitor.complaints == []
 
 
@@ -266,8 +362,16 @@ def test_merge_parameters_are_changed_for_later_folds(
     before = empty.client.get(f"/models/{model}/info").json()["merge"]
 
     page.get_by_label("gate.max_drop").fill("2")
+    page.get_by_label("candidates").fill('["source", {"method": "grasp", "tau": 7}]')
     change.click()
-    expect(page.locator(".outcome")).to_contain_text("merge.gate.max_drop: Input should be less")
+    wrong = page.locator(".wrong:visible")
+    expect(wrong).to_have_text([re.compile("^1.tau: "), re.compile("^Input should be less")])
+    expect(page.locator("[aria-invalid]")).to_have_count(2)
+    expect(page.get_by_label("candidates")).to_be_focused()
+    expect(page.get_by_label("gate.max_drop")).to_have_accessible_description(
+        re.compile("Input should be less")
+    )
+    expect(page.locator(".outcome")).to_be_empty()
     assert empty.client.get(f"/models/{model}/info").json()["merge"] == before
 
     page.get_by_label("gate.max_drop").fill("0.1")
@@ -277,6 +381,10 @@ def test_merge_parameters_are_changed_for_later_folds(
     change.click()
     visitor.sees("Later folds use these parameters.")
     expect(page.locator(".outcome")).to_be_empty()
+    expect(page.locator(".wrong:visible, [aria-invalid]")).to_have_count(0)
+    expect(page.locator(".changed", has=page.get_by_label("gate.max_drop"))).to_contain_text(
+        "The default is 0.02."
+    )
     kept = empty.client.get(f"/models/{model}/info").json()["merge"]
     source, grasp = kept.pop("candidates")
     assert (source, grasp["tau"]) == ({"method": "source"}, 0.25)

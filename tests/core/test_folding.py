@@ -473,7 +473,7 @@ def test_progress_grows_from_zero_to_one_through_all_stages(
     assert fractions[-1] == 1
     assert {p.stage for p in seen} >= {"target_gradients", "source_gradients", "refine"}
     newest = next(progress for progress in reversed(seen) if progress.candidate == "grasp")
-    assert {"loss", "val_accuracy", "epoch"} <= set(newest.metrics)
+    assert {"loss", "val_accuracy", "epoch", "epochs"} <= set(newest.metrics)
 
 
 @pytest.mark.parametrize("stage", ["load", "target_gradients", "source_gradients", "refine"])

@@ -174,9 +174,10 @@ class FakeFold(FoldSource):
         deed = deeds[begun] if begun < len(deeds) else None
         ticks = int(metadata["ticks"])
         for tick in range(ticks):
-            stage = "align" if tick < ticks / 2 else "refine"
-            measured = {"pid": os.getpid(), "epoch": 1, "loss": 1 / (tick + 1)}
-            report(stage, tick / ticks, measured | {"step": tick, "steps": ticks})
+            stage, candidate = ("align", "keep") if tick < ticks / 2 else ("refine", "grasp")
+            now: dict[str, float | str] = {"candidate": candidate, "step": tick, "steps": ticks}
+            measured = {"pid": os.getpid(), "epoch": 1, "epochs": 2, "loss": 1 / (tick + 1)}
+            report(stage, tick / ticks, now | measured)
             time.sleep(TICK_S)
             if tick == ticks // 2 and deed is not None:
                 self._do(deed)
