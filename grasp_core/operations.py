@@ -6,6 +6,7 @@ Importing this module loads no torch: `run` does.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from pydantic import JsonValue, ValidationError
 
 from grasp_core.cache_folders import make_aside
 from grasp_core.config import FoldConfig, Frozen
-from grasp_core.errors import CheckpointError, ConfigError
+from grasp_core.errors import CheckpointError, ConfigError, TargetError
 from grasp_core.kinds import DEFAULT, find_kind
 from grasp_core.manifest import Manifest
 from grasp_core.named_files import BASE, SOURCE, TARGET, WEIGHTS
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from grasp_core import FoldReport, Progress
     from grasp_core.data import Fractions
 
+TARGET_PAGE = "docs/target-data.md shows all that is accepted"
 LISTED = 20  # broken examples that a summary names; it counts them all
 LEGACY_FRACTIONS = (0.7, 0.1, 0.2)  # of targets whose summary has none: it was so for all
 DECODED_BYTES = 2**40  # that a target's rows may take, unless somebody says less
@@ -125,7 +127,10 @@ class ValidateTarget:
         limits = Limits(max_decoded_bytes=self.max_decoded_bytes)
         if self.max_bytes is not None:
             limits = replace(limits, max_bytes=self.max_bytes)
-        with make_aside(self.cache_dir, "validate") as folder:
+        with (
+            _named_for_people(self.files[TARGET]),
+            make_aside(self.cache_dir, "validate") as folder,
+        ):
             target = kind.open_target(
                 self.files[TARGET],
                 cache_dir=folder,
@@ -175,15 +180,16 @@ class PrepareModel:
         if base is not None:
             _require_base(base, manifest)
         warnings = _find_strange_classes(base, spec.classes) if base else ()
-        open_task(
-            self.files[TARGET],
-            spec,
-            cache_dir=self.cache_dir,
-            limits=Limits(max_decoded_bytes=self.max_decoded_bytes),
-            fractions=self.fractions,
-            fingerprint=self.target_fingerprint,
-            progress=_decoding(report),
-        )
+        with _named_for_people(self.files[TARGET]):
+            open_task(
+                self.files[TARGET],
+                spec,
+                cache_dir=self.cache_dir,
+                limits=Limits(max_decoded_bytes=self.max_decoded_bytes),
+                fractions=self.fractions,
+                fingerprint=self.target_fingerprint,
+                progress=_decoding(report),
+            )
         return Prepared(spec.classes, manifest, preprocessing, warnings)
 
     def _spec(self) -> ModelSpec:
@@ -314,6 +320,19 @@ def _decoding(report: ReportProgress, share: float = 1.0) -> Callable[[float], N
         report("decode", share * fraction, {})
 
     return progressed
+
+
+@contextmanager
+def _named_for_people(path: Path) -> Iterator[None]:
+    """What is wrong with a target, and where it says what would be right. A file that is stored by
+    its sha256 has no name that tells anybody anything."""
+    try:
+        yield
+    except TargetError as error:
+        if re.fullmatch(r"[0-9a-f]{64}", path.name):
+            error.message = error.message.replace(path.name, "the file")
+        error.hint = "; ".join(filter(None, (error.hint, TARGET_PAGE)))
+        raise
 
 
 @contextmanager

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path, PurePosixPath
 from typing import Generic, NamedTuple
 
 from grasp_core.data.contents import C, Contents, Limits
-from grasp_core.errors import TargetError
+from grasp_core.errors import TargetError, shorten
 from grasp_core.files import sha256_file
 
 
@@ -36,10 +36,14 @@ def recognise(path: Path, formats: Sequence[Format[C]], limits: Limits) -> Forma
 def _describe(path: Path) -> str:
     if not path.is_dir():
         return f"a file of {path.stat().st_size} bytes in no known format"
-    kinds = Counter(file.suffix or "no suffix" for file in path.rglob("*") if file.is_file())
-    if not kinds:
-        return "an empty folder"
-    return "a folder of " + ", ".join(f"{n} x {kind}" for kind, n in kinds.most_common(5))
+    names = [file.name for file in path.rglob("*") if file.is_file()]
+    return f"a folder of {describe_files(names)}" if names else "an empty folder"
+
+
+def describe_files(names: Iterable[str]) -> str:
+    """How many there are of each kind."""
+    suffixes = Counter(PurePosixPath(name).suffix or "no suffix" for name in names)
+    return ", ".join(f"{n} x {shorten(s, 20)}" for s, n in suffixes.most_common(5)) or "nothing"
 
 
 def fingerprint_of(path: Path, files: list[Path]) -> str:

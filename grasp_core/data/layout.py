@@ -19,6 +19,8 @@ SPLIT_WORDS: dict[str, SplitName] = {
     "dev": "val",
     "test": "test",
 }
+SPLIT_NAMES = "train, val (or valid, validation, dev) and test"
+NEAR_SPLITS = {"training", "trn", "tst", "testing", "evaluation", "eval", "holdout"}
 Parts = tuple[str, ...]
 
 
@@ -53,6 +55,7 @@ def arrange(files: Sequence[str], folders: Iterable[str] = ()) -> list[Place]:
     paths = [PurePosixPath(name).parts for name in files]
     wrapping = _wrapping(paths)
     paths = [parts[len(wrapping) :] for parts in paths]
+    _refuse_near_splits(paths)
     splits = any(_in_split(parts) for parts in paths)
     places = [_place(parts, splits) for parts in paths]
     _refuse_empty({place.label for place in places}, wrapping, splits, folders)
@@ -79,9 +82,19 @@ def _place(parts: Parts, splits: bool) -> Place:
     if splits or len(parts) < 2:
         raise TargetError(
             f"{'/'.join(parts)} lies outside of the {'split' if splits else 'class'} folders",
-            hint="every example belongs into [split/]class/",
+            hint=f"every example belongs into [split/]class/, with splits called {SPLIT_NAMES}",
         )
     return Place(None, parts[0])
+
+
+def _refuse_near_splits(paths: list[Parts]) -> None:
+    """Folders that mean splits, and are called otherwise, would each become a class."""
+    outer = {parts[0].lower() for parts in paths if len(parts) > 2}
+    if len(outer) > 1 and outer <= {*NEAR_SPLITS, *SPLIT_WORDS} and outer & NEAR_SPLITS:
+        raise TargetError(
+            f"the folders {', '.join(sorted(outer))} look like splits, and are not called so",
+            hint=f"call them {SPLIT_NAMES}",
+        )
 
 
 def _refuse_empty(labels: set[str], wrapping: Parts, splits: bool, folders: Iterable[str]) -> None:

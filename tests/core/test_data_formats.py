@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -380,7 +381,7 @@ def test_npz_with_one_channel_is_read_in_chunks(
         ({"labels": np.zeros(29, int)}, "labels has 29 entries for 30 images"),
         ({"labels": np.zeros((30, 2), int)}, r"labels has the shape \(30, 2\)"),
         ({"labels": np.zeros(30)}, "labels has .* the type float64"),
-        ({"labels": None}, "there is no labels among classes.npy, images.npy"),
+        ({"labels": None}, "there is no labels among classes, images, split"),
         ({"labels": np.full(30, 3)}, "the label 3 is none of the 3 declared classes"),
         ({"split": np.full(30, 3)}, "the split 3 is none of"),
         ({"split": np.full(30, "later")}, "the split 'later' is none of"),
@@ -393,3 +394,49 @@ def test_npz_that_makes_no_sense(
 ) -> None:
     with pytest.raises(TargetError, match=message):
         open_at(write_npz(tmp_path / "d.npz", pictures(), **changes))
+
+
+@pytest.mark.parametrize(
+    "names", [("x", "y"), ("data", "labels"), ("x_train", "y_train", "x_test", "y_test")]
+)
+def test_arrays_of_other_names_are_listed_with_what_is_expected(
+    tmp_path: Path, open_at: Any, names: tuple[str, ...]
+) -> None:
+    path = tmp_path / "other.npz"
+    arrays: dict[str, Any] = {name: np.zeros(3, np.uint8) for name in names}
+    np.savez(path, **arrays)
+
+    with pytest.raises(TargetError, match="and no images") as refusal:
+        open_at(path)
+
+    assert all(name in refusal.value.message for name in names)
+    assert "images (n, h, w[, 1|3]) uint8, labels (n,)" in str(refusal.value.hint)
+
+
+@pytest.mark.parametrize(
+    "names", [("training", "valid", "testing"), ("training", "testing"), ("train", "eval")]
+)
+def test_folders_that_mean_splits_are_no_classes(
+    tmp_path: Path, open_at: Any, names: tuple[str, ...]
+) -> None:
+    for name in names:
+        for label in ("cat", "dog"):
+            (tmp_path / name / label).mkdir(parents=True)
+            (tmp_path / name / label / "1.png").write_bytes(png(pictures()[0].pixels))
+
+    with pytest.raises(TargetError, match="look like splits, and are not called so") as refusal:
+        open_at(tmp_path)
+
+    assert "train, val (or valid, validation, dev) and test" in str(refusal.value.hint)
+
+
+def test_an_archive_without_images_says_what_it_holds(tmp_path: Path, open_at: Any) -> None:
+    path = tmp_path / "texts.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("cat/1.txt", "no picture")
+        archive.writestr("cat/notes", "nor this")
+
+    with pytest.raises(TargetError, match=r"1 x \.txt, 1 x no suffix, and no images") as refusal:
+        open_at(path)
+
+    assert "class/image.png" in str(refusal.value.hint)

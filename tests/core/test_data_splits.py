@@ -229,5 +229,5 @@ def test_too_few_images_for_every_split(tmp_path: Path) -> None:
 
 
 def test_an_archive_without_images(tmp_path: Path) -> None:
-    with pytest.raises(TargetError, match="the data holds no examples"):
+    with pytest.raises(TargetError, match="the archive holds nothing, and no images"):
         open_images(write_zip(tmp_path / "d.zip", []), PREPROCESSING, cache_dir=tmp_path / "c")

@@ -8,6 +8,8 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import timm
 import torch
@@ -126,6 +128,17 @@ def test_a_target_that_cannot_be_used_leaves_nothing(
         ValidateTarget({"target": target}, tmp_path / "cache").run(Heard())
 
     assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_stored_file_is_not_called_by_its_digest(tmp_path: Path) -> None:
+    path = tmp_path / ("f" * 64)
+    pq.write_table(pa.table({"pic": [b"1"], "y": [0]}), path)
+
+    with pytest.raises(TargetError, match="the file has the columns pic, y") as refusal:
+        ValidateTarget({"target": path}, tmp_path).run(lambda *_: None)
+
+    assert "image or img" in str(refusal.value.hint)
+    assert "docs/target-data.md" in str(refusal.value.hint)
 
 
 def test_no_job_decodes_more_than_allowed(bench: Bench, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from scripts.tryout.reader import Reader
 README = pytest.param("README.md", marks=pytest.mark.proof)
 
 
-@pytest.mark.parametrize("page", [README, "docs/tutorial.md"])
+@pytest.mark.parametrize("page", [README, "docs/tutorial.md", "docs/target-data.md"])
 def test_the_commands_of_a_page_work_as_printed(page: str) -> None:
     with closing(linked_trees()) as places:
         assert Reader(ROOT / page, next(places)).read() > 5

@@ -8,8 +8,12 @@ from pathlib import Path
 
 from grasp_core.data import Contents, Format, Limits, Sample, fetch
 from grasp_core.data.archives import Member, is_tar, is_zip, tar_members, zip_members
+from grasp_core.data.formats import describe_files
 from grasp_core.data.layout import Place, arrange, is_hidden, is_ours
+from grasp_core.errors import TargetError
 from grasp_core.kinds.image.decode import Content, is_image
+
+LAYOUT = "a folder [train|val|test/]class/image.png"
 
 
 def _is_folder(path: Path, _limits: Limits) -> bool:
@@ -71,6 +75,9 @@ def _read_archive(path: Path, limits: Limits) -> Contents[Content]:
         elif is_image(member.name):
             images.append(member.name)
         limits.check_examples(max(len(images), len(folders)))
+    if not images:
+        held = describe_files(member.name for member in members(path, limits))
+        raise TargetError(f"the archive holds {held}, and no images", hint=f"expected is {LAYOUT}")
     places = arrange(images, folders)
     return Contents(len(images), None, _from_members(members(path, limits), places, limits))
 
@@ -84,9 +91,7 @@ def _from_members(
         yield Sample(image.name, place.split, place.label, content)
 
 
-FOLDER: Format[Content] = Format(
-    "a folder [train|val|test/]class/image.png", _is_folder, _files, _read_folder
-)
+FOLDER: Format[Content] = Format(LAYOUT, _is_folder, _files, _read_folder)
 ARCHIVE: Format[Content] = Format(
     "a .zip, .tar, .tar.gz, .tar.bz2 or .tar.xz of such a folder",
     _is_archive,

@@ -20,10 +20,15 @@ from grasp_core.data import SPLITS, Contents, Format, Limits, Sample, SplitName
 from grasp_core.data.archives import is_zip, zip_members
 from grasp_core.data.contents import DAMAGE
 from grasp_core.data.layout import split_named
-from grasp_core.errors import TargetError
+from grasp_core.errors import TargetError, shorten
 from grasp_core.kinds.image.decode import Content
 
 CHUNK_BYTES = 8 * 2**20
+SUFFIX = ".npy"  # of each array in the archive
+MOST, LONGEST = 12, 40  # names in a message, and characters of each
+LAYOUT = (
+    "write it with np.savez(path, images=…, labels=…): images (n, h, w[, 1|3]) uint8, labels (n,)"
+)
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 PREFIXES: dict[str, SplitName | None] = {"": None} | {f"{split}_": split for split in SPLITS}
 
@@ -39,14 +44,16 @@ class _Part(NamedTuple):
 def _matches(path: Path, limits: Limits) -> bool:
     if not path.is_file() or not is_zip(path):
         return False
-    images = {f"{prefix}images.npy" for prefix in PREFIXES}
-    return any(member.name in images for member in zip_members(path, limits))
+    names = [member.name for member in zip_members(path, limits) if not member.is_folder]
+    return bool(names) and all(name.endswith(SUFFIX) for name in names)
 
 
 def _read(path: Path, limits: Limits) -> Contents[Content]:
     """The images in order, read in chunks. Raises TargetError where the arrays make no sense."""
     with zipfile.ZipFile(path) as archive:
         found = [prefix for prefix in PREFIXES if _has(archive, f"{prefix}images")]
+        if not found:
+            raise TargetError(f"the .npz holds {_list_arrays(archive)}, and no images", hint=LAYOUT)
         parts = [_part(archive, prefix, limits) for prefix in found]
         classes = tuple(map(str, _column(archive, "classes"))) if _has(archive, "classes") else None
     return Contents(sum(len(part.labels) for part in parts), classes, _samples(path, parts))
@@ -93,7 +100,7 @@ def _check_images(images: StoredArray, limits: Limits) -> None:
 def _column(archive: zipfile.ZipFile, name: str, length: int | None = None) -> list[str | int]:
     """A one-dimensional array of numbers or strings, also where it is stored as (n, 1)."""
     if not _has(archive, name):
-        raise TargetError(f"there is no {name} among {', '.join(sorted(archive.namelist()))}")
+        raise TargetError(f"there is no {name} among {_list_arrays(archive)}", hint=LAYOUT)
     array = StoredArray(archive, name)
     if array.dtype.kind not in "iuUS" or array.shape not in ((len(array),), (len(array), 1)):
         raise TargetError(f"{name} has the shape {array.shape} and the type {array.dtype}")
@@ -111,8 +118,14 @@ def _split(value: str | int) -> SplitName:
     raise TargetError(f"the split {value!r} is none of 0, 1, 2 or train, val, test")
 
 
+def _list_arrays(archive: zipfile.ZipFile) -> str:
+    names = sorted(name.removesuffix(SUFFIX) for name in archive.namelist())
+    shown = ", ".join(shorten(name, LONGEST) for name in names[:MOST])
+    return f"{shown} and {len(names) - MOST} more" if len(names) > MOST else shown
+
+
 def _has(archive: zipfile.ZipFile, name: str) -> bool:
-    return f"{name}.npy" in archive.NameToInfo
+    return f"{name}{SUFFIX}" in archive.NameToInfo
 
 
 class StoredArray:
