@@ -4,6 +4,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+SERVING := $(VENV)/.serving
 JOBS ?= 3
 CORE_COVERAGE := 95
 
@@ -20,11 +21,11 @@ help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: serve
-serve: $(READY) ## Run the service on http://127.0.0.1:8000
+serve: $(SERVING) ## Run the service on http://127.0.0.1:8000 (TORCH=cpu: with torch for the CPU alone)
 	$(BIN)/grasp serve
 
 .PHONY: demo
-demo: $(READY) ## Train four small models and merge them on the running service
+demo: $(SERVING) ## Train four small models and merge them on the running service
 	$(BIN)/grasp demo --files demo
 
 .PHONY: check
@@ -112,7 +113,8 @@ format: $(READY) ## Format the code and repair what ruff can repair
 # requirements.lock is everything; the images of the Dockerfile get the parts of it that they need.
 API_LOCK := requirements-api.lock
 WORKER_LOCK := deploy/requirements-worker.lock
-LOCKS := requirements.lock $(API_LOCK) $(WORKER_LOCK)
+SERVE_LOCK := requirements-serve.lock
+LOCKS := requirements.lock $(API_LOCK) $(WORKER_LOCK) $(SERVE_LOCK)
 EVERYTHING := --extra server --extra worker --extra s3 --extra tracing --extra demo
 COMPILE = $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" --quiet
@@ -122,6 +124,7 @@ lock: | $(BIN)/uv ## Write the locks anew from pyproject.toml (UPGRADE=1: newest
 	$(COMPILE) $(EVERYTHING) --group dev $(if $(UPGRADE),--upgrade) --output-file requirements.lock
 	$(COMPILE) --extra server --extra s3 --extra tracing --constraints requirements.lock --output-file $(API_LOCK)
 	$(COMPILE) --extra worker --extra s3 --extra tracing --constraints requirements.lock --output-file $(WORKER_LOCK)
+	$(COMPILE) $(EVERYTHING) --group build --constraints requirements.lock --output-file $(SERVE_LOCK)
 
 # Built by the locked hatchling, and so without asking anybody.
 .PHONY: wheel
@@ -133,6 +136,23 @@ clean: ## Remove the environment, caches and build results (never .grasp, which 
 	rm -rf $(VENV) build dist .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache \
 		.ruff_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# What serving needs, unless all is there; TORCH is one of uv's backends, such as cpu or cu128, whose
+# builds of torch no lock can name: then the rest is not locked either.
+$(SERVING): pyproject.toml $(SERVE_LOCK) | $(BIN)/uv
+	@if [ -e $(READY) ]; then $(SET_UP_ALL); else $(SET_UP_SERVING); fi
+	@touch $@
+
+# By another name than $(MAKE), which `make -n` would run.
+SET_UP_ALL = $(MAKE) --no-print-directory $(READY)
+INSTALL := $(BIN)/uv pip install --quiet --python $(BIN)/python
+ifdef TORCH
+SET_UP_SERVING = $(INSTALL) --torch-backend $(TORCH) hatchling '.[server,worker,s3,tracing,demo]' \
+	&& $(INSTALL) --no-deps --no-build-isolation --editable .
+else
+SET_UP_SERVING = $(BIN)/uv pip sync --quiet --compile-bytecode --python $(BIN)/python --require-hashes $(SERVE_LOCK) \
+	&& $(INSTALL) --no-deps --no-build-isolation --editable .
+endif
 
 $(READY): pyproject.toml requirements.lock | $(BIN)/uv
 	$(BIN)/uv pip sync --quiet --compile-bytecode --python $(BIN)/python --require-hashes requirements.lock

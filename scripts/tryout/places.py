@@ -41,8 +41,9 @@ def _link(entries: Iterable[Path], folder: Path) -> None:
 def _take_as_it_is(environment: Path) -> None:
     """Let make find nothing to install: the environment is the one that this runs in."""
     ready = environment / ".ready"
-    ready.unlink(missing_ok=True)
-    ready.touch()
+    for mark in (ready, environment / ".serving"):
+        mark.unlink(missing_ok=True)
+        mark.touch()
 
 
 def _git(*arguments: str, folder: Path) -> str:
