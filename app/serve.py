@@ -20,7 +20,7 @@ from app.service import Service
 from app.startup import Refused
 from registry.errors import NotReady
 from registry.keys import any_keys
-from registry.process.home import lock_home, open_home
+from registry.process.home import lock_home, open_home, write_address
 from registry.process.logs import configure_logs, get_log
 from registry.process.processes import Workers
 from registry.process.settings import Settings
@@ -81,6 +81,7 @@ def _admit(listener: socket.socket, stack: ExitStack, service: Service) -> None:
             " NAME --scope admin`, or set GRASP_HOST to 127.0.0.1."
         )
     secret = None if keys else stack.enter_context(token(settings))
+    stack.enter_context(write_address(settings, _url_from_here(listener)))
     stack.enter_context(Workers([{}] * settings.workers))
     log.info("serving", url=url, home=str(settings.home.absolute()))
     if secret and not settings.open and not can_recognise():
@@ -94,7 +95,7 @@ def _raise_refusal(settings: Settings, error: Exception | None) -> None:
             return
         case NotReady() if settings.database_url is None:
             folder = settings.home.absolute()
-            hint = f"It is kept in {folder}: GRASP_HOME chooses another folder."
+            hint = f"It is kept in {folder}: --home or GRASP_HOME chooses another folder."
         case NotReady():
             hint = "GRASP_DATABASE_URL says where it is."
         case OSError():
@@ -108,16 +109,22 @@ def _unusable_home(settings: Settings, error: OSError) -> Refused:
     if isinstance(error, BlockingIOError):
         return Refused(
             f"another `grasp serve` runs in {settings.home.absolute()}.\n"
-            "GRASP_HOME chooses another folder."
+            "--home or GRASP_HOME chooses another folder."
         )
     return Refused(
-        f"{error.filename} cannot be used: {error.strerror}.\nGRASP_HOME chooses another folder."
+        f"{error.filename} cannot be used: {error.strerror}.\n"
+        "--home or GRASP_HOME chooses another folder."
     )
 
 
 def _url(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _url_from_here(listener: socket.socket) -> str:
+    """Who listens everywhere is reached on loopback."""
+    return _url(listener).replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
 
 
 def _tell_of_token(settings: Settings, url: str, secret: str) -> None:
@@ -171,6 +178,6 @@ def _listen(settings: Settings) -> socket.socket:
     except OSError as error:
         raise Refused(
             f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}.\n"
-            "Is the service running already? GRASP_PORT chooses another port."
+            "Is the service running already? --port or GRASP_PORT chooses another port."
         ) from error
     return listener

@@ -11,16 +11,15 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote, urlsplit
 
 import httpx
 from pydantic import BaseModel, ValidationError
 
+from grasp_client.address import check_url, default_url, home
 from grasp_client.errors import Damaged, GraspError, Misunderstood, Refused, Unreachable, refusal
 
-DEFAULT_URL = "http://127.0.0.1:8000"
 PATIENCE_S = 60.0  # a server that is restarted, or moved to another machine, is back by then
 TIMEOUT_S, CONNECT_S = 60.0, 10.0
 THIS_MACHINE = ("127.0.0.1", "::1", "localhost")
@@ -49,13 +48,14 @@ class Connection:
         patience: float = PATIENCE_S,
         wait_for_server: bool = True,
     ) -> None:
-        """Without `url` and `key`, GRASP_URL and GRASP_KEY are used; and on this machine, where a
-        service has no keys, the token in its home (GRASP_HOME).
+        """Without `url` and `key`, GRASP_URL and GRASP_KEY are used; and on this machine the
+        address of the service that runs in GRASP_HOME (or ./.grasp), and if it has no keys, its
+        token.
 
         What fails for reasons that pass is tried again for `patience` seconds. Without
         `wait_for_server`, a server that has not answered yet is given up at once.
         """
-        self.url = _checked(url or os.environ.get("GRASP_URL") or DEFAULT_URL)
+        self.url = check_url(url) if url else default_url()
         self.patience = patience
         self.wait_for_server = wait_for_server
         self.reached = False  # whether it has ever answered
@@ -85,19 +85,6 @@ def given(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _checked(url: str) -> str:
-    try:
-        parts = urlsplit(url)
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        usable = False
-    if not usable:
-        raise GraspError(
-            f"{url!r} is not the address of a server", hint="write it as http://host:port"
-        )
-    return url.rstrip("/")
-
-
 def _authorization(key: str) -> dict[str, str]:
     secret = key.strip()
     if not (secret.isascii() and secret.isprintable()):
@@ -110,7 +97,7 @@ def _token(url: str) -> str:
     if urlsplit(url).hostname not in THIS_MACHINE:
         return ""
     try:
-        return Path(os.environ.get("GRASP_HOME") or ".grasp", "token").read_text()
+        return (home() / "token").read_text()
     except (OSError, ValueError):
         return ""
 

@@ -205,9 +205,10 @@ def _free_name(session: Session) -> str:
 
 
 def _where(url: str) -> str:
-    from grasp_client.protocol import DEFAULT_URL
+    """What a command that is typed here needs, to go there."""
+    from grasp_client.address import default_url
 
-    return "" if url == DEFAULT_URL else f" --url {url}"
+    return "" if url == default_url() else f" --url {url}"
 
 
 def _rendered(results: Sequence[SourceResult], control: float) -> RenderableType:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from grasp_core.files import atomic_write
 from registry.process.settings import Settings
 
 OTHERS = 0o077  # what the group and everybody else might do
@@ -32,7 +33,20 @@ def lock_home(settings: Settings) -> Iterator[None]:
     """For one service at a time. Raises BlockingIOError while another has it; it ends with us."""
     with (settings.home / "serve.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        settings.address_file.unlink(missing_ok=True)  # of one that was killed
         yield
+
+
+@contextmanager
+def write_address(settings: Settings, url: str) -> Iterator[None]:
+    """For clients on this machine, as long as it is served there. Raises OSError."""
+    with atomic_write(settings.address_file) as file:
+        file.write(url.encode())
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # a disk that can no longer be written keeps it; nobody believes it
+            settings.address_file.unlink()
 
 
 def _close(path: Path) -> None:

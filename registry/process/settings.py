@@ -332,6 +332,11 @@ class Settings(BaseSettings):
         return self.home / "token"
 
     @property
+    def address_file(self) -> Path:
+        """Where the service that runs in this home is reached, for clients on this machine."""
+        return self.home / "address"
+
+    @property
     def work_folder(self) -> Path:
         """Where jobs keep what they need to go on after an interruption."""
         return self.home / "work"

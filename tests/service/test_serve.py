@@ -18,6 +18,7 @@ from tests.service.harness import (
     Process,
     environment,
     free_port,
+    make_key,
     processes_of,
 )
 from tests.worker.waiting import is_gone, until
@@ -126,6 +127,47 @@ def test_a_home_has_one_service_at_a_time(home: Path) -> None:
     assert not served.token_file.exists()
 
 
+def test_clients_in_its_folder_find_it(home: Path) -> None:
+    served = settings(home, port=0, workers=0)
+
+    with Process(SERVE, served) as process:
+        until(lambda: process.says('"event": "serving"'))
+        url = served.address_file.read_text()
+        assert served.address_file.stat().st_mode & 0o777 == 0o600
+        assert list_models(home).returncode == 0
+        assert httpx.get(f"{url}/readyz").status_code == 200
+        assert process.end() == 0
+    assert not served.address_file.exists()
+
+    with Process(SERVE, served) as process:
+        until(lambda: served.address_file.exists())
+        process.end(signal.SIGKILL)
+    url = served.address_file.read_text()
+    assert url not in list_models(home).stderr  # nobody tries to reach it there
+
+
+def list_models(home: Path) -> subprocess.CompletedProcess[str]:
+    """As somebody types it who says nothing of the server but where its home is."""
+    return subprocess.run(
+        (*GRASP, "models"),
+        env=environment(Settings(home=home)),
+        cwd=home.parent,
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_who_listens_everywhere_is_found_on_loopback(home: Path) -> None:
+    make_key(Settings(home=home))
+    for host, here in (("0.0.0.0", "http://127.0.0.1:"), ("::", "http://[::1]:")):
+        served = settings(home, host=host, port=0, workers=0)
+        with Process(SERVE, served) as process:
+            until(lambda: process.says('"event": "serving"'))
+            url = served.address_file.read_text()
+            assert process.end() == 0
+        assert url.startswith(here)
+
+
 def test_a_token_that_cannot_be_deleted_ends_nothing(home: Path) -> None:
     """As on a disk that can no longer be written."""
     served = settings(home, workers=0)
@@ -148,7 +190,7 @@ def test_a_port_that_is_taken_is_named(home: Path) -> None:
         words = refusal(settings(home, port=port))
 
     assert f"cannot listen on 127.0.0.1:{port}" in words
-    assert "GRASP_PORT" in words
+    assert "--port or GRASP_PORT chooses another port" in words
 
 
 def test_without_keys_it_serves_nobody_but_this_machine(home: Path) -> None:
