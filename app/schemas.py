@@ -310,6 +310,9 @@ class ModelRead(Out):
         description="What its jobs wait for: its newest version, its base or its target.",
     )
     job: str = Field(description="The job that prepares it.")
+    accuracy: dict[str, float] | None = Field(
+        None, description="In lists: of the newest version, on `val` and `test`."
+    )
     created_at: datetime
     links: dict[str, str]
 
@@ -357,6 +360,11 @@ class SourceRead(Out):
     model: str
     sha256: str
     size: int
+    content: str | None = Field(
+        None,
+        description="The hash of its weights, whatever the file around them says; null for sources"
+        " of older releases whose bytes were gone.",
+    )
     classes: ClassesRead
     class_count: ClassCount
     status: JobStatus = Field(description="Of its job.")

@@ -170,8 +170,10 @@ def model_fields(model: Model, held: Failure | None = None) -> dict[str, Any]:
     }
 
 
-def serialize_model(model: Model, held: Failure | None = None) -> ModelRead:
-    return ModelRead.model_validate(model_fields(model, held))
+def serialize_model(
+    model: Model, held: Failure | None = None, accuracy: Mapping[str, float] | None = None
+) -> ModelRead:
+    return ModelRead.model_validate(model_fields(model, held) | {"accuracy": accuracy})
 
 
 def serialize_source(source: Source, job: Job) -> SourceRead:
@@ -181,6 +183,7 @@ def serialize_source(source: Source, job: Job) -> SourceRead:
         model=source.model_id,
         sha256=source.sha256,
         size=source.size,
+        content=source.content,
         classes=source.classes,
         class_count=_count(source.classes, source.class_count),
         status=job.status,

@@ -25,6 +25,8 @@ from grasp_cli.arguments import (
     parse_settings,
 )
 from grasp_cli.session import Session, group, online
+from grasp_core.kinds import DEFAULT
+from grasp_core.parameters import find_changes
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -61,6 +63,8 @@ def list_models(
     found = session.grasp.models.list(
         target=target, architecture=architecture, status=status, limit=limit
     )
+    if session.as_json:  # as `show` has it
+        found = [session.grasp.models.get(model.id) for model in found]
     session.print_result(
         found,
         lambda: models_table(found, {it.id: it.name for it in session.grasp.targets.list()}),
@@ -208,6 +212,7 @@ def _details(session: Session, model: Model) -> Table:
             "size": model.size and size(model.size),
             "sha256": model.sha256,
             "learning rate": model.learning_rate and _describe(model.learning_rate),
+            "merge": _changed(model),
             "made": age(model.created_at),
         }
     )
@@ -220,6 +225,12 @@ def _describe(found: LearningRate) -> str:
         f"{found.rate:g}, by validation log-likelihood the best of those that version"
         f" {found.version} tried (accuracy): {', '.join(tried)}"
     )
+
+
+def _changed(model: Model) -> str:
+    """Its merge parameters, as far as they are not the default."""
+    changed = find_changes(model.merge, model.kind or DEFAULT)
+    return ", ".join(f"{name} {value}" for name, value in changed.items()) or "as by default"
 
 
 def _chosen(preprocessing: Mapping[str, Any]) -> str | None:
@@ -249,6 +260,50 @@ def list_versions(session: Session, model: ModelName, limit: Limit = 50) -> None
         return versions_table(found, session.grasp.models.get(model).best, names)
 
     session.print_result(found, show)
+
+
+@models.command("compare")
+@online
+def compare_models(
+    session: Session,
+    one: Annotated[str, typer.Argument(help="A model, or a version of it: faces@3.")],
+    other: Annotated[str, typer.Argument(help="Another, or another version of it.")],
+) -> None:
+    """Show two models or versions beside each other: how good, how made, with what parameters."""
+    from grasp_cli.tables import comparison_table
+
+    pair = [_describe_version(session, words) for words in (one, other)]
+    session.print_result(pair, lambda: comparison_table(*pair))
+
+
+def _describe_version(session: Session, words: str) -> dict[str, Any]:
+    from grasp_cli.tables import accuracy, size
+
+    name, _, number = words.partition("@")
+    model = session.grasp.models.get(name)
+    facts: dict[str, Any] = {
+        "model": model.name,
+        "architecture": model.architecture,
+        "target": session.grasp.targets.get(model.target).name,
+    }
+    wanted = number or str(model.version)
+    found = session.grasp.models.versions(model.id)
+    version = next((each for each in found if str(each.number) == wanted), None)
+    if number and version is None:
+        raise typer.BadParameter(f"{model.name} has no version {number}", param_hint=words)
+    if version is not None:
+        source = session.grasp.sources.get(version.source).name if version.source else None
+        facts |= {
+            "version": version.number,
+            "val": accuracy(version.metrics, "val", spread=True),
+            "test": accuracy(version.metrics, "test", spread=True),
+            "source": source,
+            "method": version.method,
+            "worth": version.summary,
+            "size": size(version.size),
+            "sha256": version.sha256,
+        }
+    return facts | find_changes(model.merge, model.kind or DEFAULT)
 
 
 @models.command("report")

@@ -4,20 +4,25 @@ The service is no part of what is installed with the command line: it runs from 
 its images. Elsewhere these commands say so.
 """
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from enum import StrEnum
 from functools import wraps
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Annotated, NoReturn, ParamSpec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, ParamSpec
 
 import typer
 from pydantic import ValidationError
 
+from grasp_cli.session import AsJson, Output
+
 if TYPE_CHECKING:
     from registry.database import Database
     from registry.process.settings import Settings
+    from registry.tables import ApiKey
 
 P = ParamSpec("P")
 ROOMS = ("app", "registry", "worker")
@@ -58,11 +63,29 @@ def of_service(command: Callable[P, None]) -> Callable[P, None]:
 
 
 @of_service
-def serve() -> None:
-    """Run the API and its workers; GRASP_HOST and GRASP_PORT say where."""
+def serve(
+    port: Annotated[
+        int | None, typer.Option(help="GRASP_PORT; 0 takes a free one.", min=0, max=65535)
+    ] = None,
+    host: Annotated[
+        str | None, typer.Option(help="GRASP_HOST; any but loopback needs API keys.")
+    ] = None,
+    home: Annotated[
+        Path | None, typer.Option(help="GRASP_HOME: the folder of all that is kept.")
+    ] = None,
+) -> None:
+    """Run the API and its workers, by default on 127.0.0.1:8000 and in ./.grasp.
+
+    Commands and clients that are started in the same directory, or with the same GRASP_HOME, find
+    it there by themselves. Other settings are GRASP_ variables; an option wins over its variable.
+    """
     from app.serve import serve as run
     from app.startup import Refused
 
+    options = {"GRASP_PORT": port, "GRASP_HOST": host, "GRASP_HOME": home}
+    os.environ |= {  # of the workers, too
+        name: str(value) for name, value in options.items() if value is not None
+    }
     try:
         run(read_settings())
     except Refused as refusal:
@@ -129,18 +152,33 @@ def create_key(
 
 @keys.command("list")
 @of_service
-def list_keys() -> None:
+def list_keys(as_json: AsJson = False) -> None:
     """Show all keys, without their secrets."""
     from registry.keys import list_keys as listed
 
     with opened_database() as database, database.read() as session:
-        for key in listed(session):
+        found = listed(session)
+        if as_json:
+            Output(as_json).print_json([_describe_key(key) for key in found])
+            return
+        for key in found:
             state = "revoked" if key.revoked_at else "valid"
             used = f"{key.last_used_at:%Y-%m-%d %H:%M}" if key.last_used_at else "never"
             until = f"{key.expires_at:%Y-%m-%d}" if key.expires_at else "never"
             typer.echo(
                 f"{key.id}  {key.owner}  {key.scope}  {state}  expires {until}  last used {used}"
             )
+
+
+def _describe_key(key: "ApiKey") -> dict[str, Any]:
+    times = {name: getattr(key, name) for name in ("created_at", "last_used_at", "expires_at")}
+    return {
+        "id": key.id,
+        "owner": key.owner,
+        "scope": key.scope,
+        "revoked": key.revoked_at is not None,
+        **{name: moment and moment.isoformat() for name, moment in times.items()},
+    }
 
 
 @keys.command("revoke")

@@ -42,13 +42,15 @@ def models_table(models: Sequence[Model], targets: Mapping[str, str]) -> Rows | 
             model.name,
             status(model.status),
             shown(model.version),
+            _share((model.accuracy or {}).get("val")),
+            _share((model.accuracy or {}).get("test")),
             model.architecture,
             targets.get(model.target, model.target),
             age(model.created_at),
         )
         for model in models
     )
-    columns = ("model", "status", "version", "architecture", "target", "made")
+    columns = ("model", "status", "version", "val", "test", "architecture", "target", "made")
     return listed(columns, rows, "no models yet: `grasp models create` makes one")
 
 
@@ -110,6 +112,7 @@ def versions_table(
             shown(version.number),
             accuracy(version.metrics, "val", spread=True),
             accuracy(version.metrics, "test", spread=True),
+            _gained(version),
             "best" if version.number == best else "",
             *_origin(version, sources),
             size(version.size) if version.available else "deleted",
@@ -119,7 +122,7 @@ def versions_table(
         for version in versions
     )
     origin = ("source", "method", "from it", "worth on test")
-    columns = ("version", "val", "test", "", *origin, "size", "sha256", "made")
+    columns = ("version", "val", "test", "change", "", *origin, "size", "sha256", "made")
     return listed(columns, rows, "no versions yet: the first source that is folded makes one")
 
 
@@ -135,6 +138,22 @@ def _origin(version: Version, sources: Mapping[str | None, str]) -> tuple[str, .
         "-" if share is None else f"{share:.0%}",
         test.accuracy.in_points() if test and test.accuracy else "-",
     )
+
+
+def _gained(version: Version) -> str:
+    """Points of validation accuracy, over the version before."""
+    figures = Figures.read(version.metrics)
+    if version.rollback_of or figures.before is None or figures.after is None:
+        return "-"
+    return f"{100 * (figures.after.val.accuracy - figures.before.val.accuracy):+.1f}"
+
+
+def comparison_table(one: Mapping[str, object], other: Mapping[str, object]) -> Rows | Text:
+    """Two things beside each other; where they differ, a mark."""
+    names = list(dict.fromkeys((*one, *other)))
+    pairs = {name: (shown(one.get(name)), shown(other.get(name))) for name in names}
+    rows = ((name, a, b, "" if a == b else "≠") for name, (a, b) in pairs.items())
+    return listed(("", "A", "B", ""), rows, "nothing to compare")
 
 
 def candidates_table(candidates: Sequence[Runner]) -> Rows | Text:

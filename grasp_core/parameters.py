@@ -16,7 +16,8 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 from grasp_core.config import CommonConfig, FoldConfig, MethodConfig, RefineConfig, replace_values
-from grasp_core.errors import Unloadable
+from grasp_core.errors import ConfigError, Unloadable
+from grasp_core.kinds import check_augmentation, find_kind
 from grasp_core.methods import DEFAULT, METHODS
 from grasp_core.methods.declaration import AnyMethod
 
@@ -107,6 +108,36 @@ def methods_of(values: Values) -> tuple[str, ...]:
 
 
 COMMON = CommonConfig.model_fields.keys()
+
+
+def flatten(values: Values, prefix: str = "") -> dict[str, Any]:
+    """Nested parameters by their dotted names, as error messages call them; those of candidates, by
+    their methods."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{name}.")
+        elif name == "candidates":
+            flat[name] = ", ".join(candidate["method"] for candidate in value)
+            for candidate in value:
+                own = {key: each for key, each in candidate.items() if key != "method"}
+                flat |= flatten(own, f"{candidate['method']}.")
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
+def find_changes(values: Values, kind: str) -> dict[str, Any]:
+    """Of a model's stored parameters those that are not the default, by their dotted names."""
+    try:
+        config = check_augmentation(
+            parse_config({"candidates": methods_of(values)}), find_kind(kind)
+        )
+    except (ValidationError, ConfigError):  # of a method or a kind that is not installed here
+        return flatten(values)
+    usual = flatten(config.model_dump(mode="json"))
+    usual |= {"candidates": ", ".join(DEFAULT_CANDIDATES), "method": None}
+    return {name: value for name, value in flatten(values).items() if usual.get(name) != value}
 
 
 def _expand(values: Values) -> Values:

@@ -1,11 +1,11 @@
 """Versions: published under a lease, gone back to, and thinned out."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import and_, select
+from sqlalchemy import and_, select, tuple_
 from sqlalchemy.orm import Session
 
 from grasp_core.errors import ConfigError
@@ -96,6 +96,21 @@ def reject(session: Session, lease: Lease, result: FoldResult, now: datetime) ->
 def record_trial(session: Session, lease: Lease, result: FoldResult, now: datetime) -> None:
     """Keep what a dry run found; its weights are thrown away."""
     close(session, lease, "succeeded", now, **_describe(result))
+
+
+def read_accuracies(session: Session, models: Iterable[Model]) -> dict[str, dict[str, float]]:
+    """Of their newest versions, on each split, by the ids of models."""
+    after = Version.metrics["after"]
+    splits = {split: after[split]["accuracy"].as_float() for split in ("val", "test")}
+    query = select(Version.model_id, *splits.values()).where(
+        tuple_(Version.model_id, Version.number).in_(
+            [(model.id, model.version) for model in models if model.version]
+        )
+    )
+    return {
+        model: {split: value for split, value in zip(splits, row, strict=True) if value is not None}
+        for model, *row in session.execute(query)
+    }
 
 
 def _advise(verdict: Mapping[str, Any], *, stored: bool) -> str:

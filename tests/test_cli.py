@@ -1,3 +1,4 @@
+import json
 import os
 import subprocess
 import sys
@@ -134,6 +135,24 @@ def test_serve_hands_the_settings_on(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [settings.port for settings in served] == [8123]
 
 
+def test_options_of_serve_win_and_reach_the_workers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("GRASP_PORT", "GRASP_HOST", "GRASP_HOME"):
+        monkeypatch.setenv(name, "1")
+    Path(".env").write_text("GRASP_PORT=2\n")
+    served: list[Settings] = []
+    monkeypatch.setattr(app.serve, "serve", served.append)
+
+    result = invoke("serve", "--port", "8123", "--host", "::1", "--home", str(tmp_path / "home"))
+
+    assert result.exit_code == 0
+    [settings] = served
+    assert (settings.port, settings.host, settings.home) == (8123, "::1", tmp_path / "home")
+    assert Settings() == settings  # as a child reads them
+    assert invoke("serve", "--port", "65536").exit_code == 2
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.7", "example.org", "localhost.evil"])
 def test_only_loopback_is_loopback(host: str) -> None:
     assert not is_loopback(host)
@@ -179,6 +198,11 @@ def test_a_key_is_shown_once_and_stored_hashed() -> None:
     [key] = stored_keys()
     assert (key.owner, key.scope, key.expires_at) == ("ada", "write", None)
     assert secret not in invoke("admin", "keys", "list").stdout
+    listed = invoke("admin", "keys", "list", "--json").stdout
+    assert secret not in listed
+    [said] = json.loads(listed)
+    assert (said["id"], said["owner"], said["scope"]) == (key.id, "ada", "write")
+    assert (said["revoked"], said["expires_at"]) == (False, None)
     database = Database(Settings().database)
     with database.read() as session:
         found = authenticate(session, secret, utc_now())

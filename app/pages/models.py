@@ -17,7 +17,7 @@ from app.fields import Cursor, Reference, RefFilter
 from app.pages.formatting import percent
 from app.pages.jobs import job_rows
 from app.pages.rendering import PageDep
-from app.pages.reports import Origins, flat, origins, read_report, source_names
+from app.pages.reports import Origins, origins, read_report, source_names
 from app.pages.versions import (
     accuracy,
     accuracy_chart,
@@ -32,7 +32,7 @@ from app.service import ServiceDep
 from grasp_core.config import CommonConfig, FoldConfig, GateConfig, MethodConfig
 from grasp_core.kinds import KINDS
 from grasp_core.methods import METHODS
-from grasp_core.parameters import DEFAULT_CANDIDATES, methods_of
+from grasp_core.parameters import DEFAULT_CANDIDATES, flatten, methods_of
 from registry.lookup import MAX_PAGE, find_named, list_page
 from registry.tables import Job, Model, Source, Target, Version
 from registry.versions import find_best
@@ -264,7 +264,7 @@ def _read_defaults(config: type[MethodConfig]) -> list[Field]:
 
 
 def _read_fields(config: type[BaseModel], values: Mapping[str, Any], kind: str) -> list[Field]:
-    known = flat(values)
+    known = flatten(values)
     schema = _schema(config, kind)
     return [
         Field(

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from markupsafe import Markup
 from pydantic import ValidationError
@@ -68,22 +68,6 @@ def source_names(session: Session, model_id: str) -> Mapping[str, str]:
     """sha256 → name of all that was offered to a model, in order of arrival."""
     offered = select(Source.sha256, Source.name).where(Source.model_id == model_id)
     return {row.sha256: row.name for row in session.execute(offered.order_by(Source.id))}
-
-
-def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested parameters by their dotted names, as error messages call them."""
-    found: dict[str, Any] = {}
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{name}.")
-        elif name == "candidates":
-            found[name] = ", ".join(candidate["method"] for candidate in value)
-            for candidate in value:
-                own = {key: each for key, each in candidate.items() if key != "method"}
-                found |= flat(own, f"{candidate['method']}.")
-        else:
-            found[f"{prefix}{name}"] = value
-    return found
 
 
 @dataclass(frozen=True)

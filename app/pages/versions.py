@@ -15,10 +15,11 @@ from app.charts.parameters import layer_of
 from app.fields import MAX_INT, Number, Reference
 from app.pages.formatting import percent
 from app.pages.rendering import PageDep
-from app.pages.reports import Measure, flat, origins, read_report, source_names, view_report
+from app.pages.reports import Measure, origins, read_report, source_names, view_report
 from app.schemas import VersionRead
 from app.serializers import serialize_model, serialize_version
 from app.service import ServiceDep
+from grasp_core.parameters import flatten
 from grasp_core.report import Difference, Figures, FoldReport
 from registry.blobs.damage import find_failure, find_version_problems, version_inputs
 from registry.lookup import find_named
@@ -230,8 +231,8 @@ def version_page(
             bad=find_failure(session, version_inputs(row, version).values()),
             source=source.name if source else None,
             report_view=view_report(report, row.classes or ()) if report else None,
-            environment=flat(report.environment.model_dump()) if report else {},
-            parameters=flat(report.config) if report else {},
+            environment=flatten(report.environment.model_dump()) if report else {},
+            parameters=flatten(report.config) if report else {},
             origins=origins(report, source_names(session, row.id)) if report else None,
         )
 
@@ -325,7 +326,7 @@ def _main_sources(report: FoldReport) -> dict[str, str]:
 
 def _differences(reports: Sequence[FoldReport]) -> list[tuple[str, Any, Any]]:
     """The merge parameters that differ."""
-    before, after = (flat(report.config) for report in reports)
+    before, after = (flatten(report.config) for report in reports)
     return [
         (name, before.get(name), after.get(name))
         for name in {**before, **after}

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from app.access.auth import CallerDep
 from app.errors import InvalidJson
 from app.fields import Cursor, Limit, Reference, RefFilter, check_merge
-from app.intake.checkpoints import CheckpointInspector
+from app.intake.checkpoints import CheckpointInspector, SourceInspector
 from app.intake.idempotency import Created, OnceDep
 from app.intake.intake import Intake, Place
 from app.intake.receiving import json_body, parse_json, validated, wrong_values
@@ -44,7 +44,7 @@ from registry.models import create_model as create_model_row
 from registry.models import delete_model as delete_model_row
 from registry.sources import offer_source
 from registry.tables import Job, Model, Source, Target, Version, utc_now
-from registry.versions import find_best, prune
+from registry.versions import find_best, prune, read_accuracies
 
 router = APIRouter(tags=["models"])
 
@@ -75,6 +75,7 @@ class ModelIntake(Intake[ModelCreate]):
     parts = ("file", "base")
     early = "model"
     raw = False
+    _initial: SourceInspector | None = None
 
     def parse(self, values: dict[str, Any]) -> ModelCreate:
         return validated(ModelCreate, values if self.is_json else _described(values))
@@ -115,8 +116,16 @@ class ModelIntake(Intake[ModelCreate]):
         require_architecture(kind, fields.architecture)
         require_free_name(session, Model, self.once.owner, fields.name)
 
-    def inspect(self, filename: str, fields: ModelCreate | None) -> CheckpointInspector:  # noqa: ARG002
-        return CheckpointInspector(filename)
+    def inspect(
+        self,
+        part: str,
+        filename: str,
+        fields: ModelCreate | None,  # noqa: ARG002
+    ) -> CheckpointInspector:
+        if part == "base":
+            return CheckpointInspector(filename)
+        self._initial = SourceInspector(filename)
+        return self._initial
 
     def write(self, session: Session, fields: ModelCreate, blobs: Mapping[str, Blob]) -> Created:
         target = find_named(session, Target, self.once.owner, fields.target)
@@ -138,11 +147,12 @@ class ModelIntake(Intake[ModelCreate]):
             request_id=self.request_id,
         )
         body = ModelCreated(model=serialize_model(model), job=serialize_job(job))
-        if "file" in blobs:
+        if self._initial is not None:
             source, first, _ = offer_source(
                 session,
                 model,
                 blobs["file"],
+                content=self._initial.content,
                 name="initial",
                 classes=None,
                 request_id=self.request_id,
@@ -202,7 +212,8 @@ def list_models(
             conditions.append(Model.status == status)
         page = list_page(session, Model, caller.owner, conditions, limit=limit, cursor=cursor)
         holds = service.find_holds(session, page.items)
-        items = [serialize_model(row, holds.get(row.id)) for row in page.items]
+        known = read_accuracies(session, page.items)
+        items = [serialize_model(r, holds.get(r.id), known.get(r.id)) for r in page.items]
         return Page(items=items, next_cursor=page.next_cursor)
 
 

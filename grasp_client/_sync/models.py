@@ -54,6 +54,7 @@ class Model(Record):
     created_at: datetime
     sha256: str | None = None
     size: int | None = None
+    accuracy: dict[str, float] | None = None  # of the newest version, in lists
     metrics: dict[str, Any] | None = None
     sensitivity: Sensitivity | None = None  # of its gate, to its target
     best: int | None = None  # the version that is, by validation log-likelihood

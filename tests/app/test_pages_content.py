@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from app.pages.reports import flat
+from grasp_core.parameters import flatten
 from app.pages.versions import MOST_VERSIONS
 from grasp_core.methods import METHODS
 from grasp_core.parameters import DEFAULT_CANDIDATES
@@ -76,7 +76,7 @@ def test_merge_parameters_are_fields_for_those_who_may_change_them(
     assert {"data-merge": f"/models/{story.model}", "autocomplete": "off"} in outline.all("form")
     named = [tag for tag in (*outline.all("input"), *outline.all("select")) if "data-kept" in tag]
     common = {name: value for name, value in merge.items() if name != "candidates"}
-    assert {tag["name"] for tag in named} == {"candidates", *flat(common)} - {"device"}
+    assert {tag["name"] for tag in named} == {"candidates", *flatten(common)} - {"device"}
     legends = re.findall(r"<legend>(\w+)</legend>", page(world, "/ui/models/merged"))
     assert legends == ["General", "Refine", "Gate"]
     readers = page(world, "/ui/models/merged", headers=world.key("local", "read"))

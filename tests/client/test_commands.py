@@ -383,10 +383,11 @@ class TestModels:
         lines = run("models", "versions", model).stdout.splitlines()
 
         rows = [line.split() for line in lines if line.strip()[:1].isdigit()]
-        assert rows[0][3:6] == ["rollback", "to", "1"]
+        assert rows[0][4:7] == ["rollback", "to", "1"]
         worth = ["+1.8", "points", "(0.4", "to", "3.2)"]
-        assert rows[1][4:11] == ["grasp", "25%", *worth]
-        assert rows[2][4:7] == ["grasp", "-", "-"]
+        assert rows[1][3] == "-"  # nobody said how good it was before
+        assert rows[1][5:12] == ["grasp", "25%", *worth]
+        assert rows[2][5:8] == ["grasp", "-", "-"]
 
     def test_weights_that_were_kept_are_nobodys(self, run: Run, world: World, model: str) -> None:
         world.fold(1)
@@ -397,6 +398,46 @@ class TestModels:
             newest.metrics = figures.model_dump(mode="json")
 
         assert "weights kept" in run("models", "versions", model).stdout
+
+    def test_what_is_not_the_default_is_said(self, run: Run, model: str) -> None:
+        assert "as by default" in run("models", "show", model).stdout
+
+        changed = run("models", "update", model, "--set", "heat=0.25", "--set", "refine.steps=7")
+
+        line = next(line for line in changed.stdout.splitlines() if line.startswith("merge"))
+        assert "heat 0.25" in line
+        assert "refine.steps 7" in line
+        assert "gate" not in line
+
+    def test_lists_say_how_good_models_are(
+        self, run: Run, json_of: JsonOf, world: World, model: str
+    ) -> None:
+        world.fold(1)
+        with world.database.write() as session:
+            newest = session.scalars(select(Version)).one()
+            newest.metrics = {"after": {"val": {"accuracy": 0.875}, "test": {"accuracy": 0.75}}}
+
+        row = run("models", "list").stdout.strip().splitlines()[-1].split()
+        assert row[2:5] == ["1", "0.8750", "0.7500"]
+        [listed] = json_of("models", "list")
+        assert listed == json_of("models", "show", model)
+        assert listed["metrics"] == newest.metrics
+
+    def test_two_models_beside_each_other(
+        self, run: Run, json_of: JsonOf, world: World, model: str
+    ) -> None:
+        world.fold(1)
+        world.fold(2)
+        world.ready_model("other")
+
+        printed = run("models", "compare", f"{model}@1", model).stdout
+        rows = [line.split() for line in printed.splitlines()]
+
+        assert ["architecture", "test_vit", "test_vit"] in rows
+        assert ["version", "1", "2", "≠"] in rows
+        one, two = json_of("models", "compare", model, "other")
+        assert (one["version"], "version" in two) == (2, False)
+        run("models", "compare", f"{model}@7", model, code=2)
 
     def test_deleting_asks_first(self, run: Run, json_of: JsonOf, model: str) -> None:
         run("models", "delete", model, typed="n\n", code=1)
