@@ -22,6 +22,7 @@ from pydantic import JsonValue
 from grasp_cli.local import CONVERTED
 from grasp_core import Checkpoint, convert_checkpoint
 from grasp_core.config import FoldConfig
+from grasp_core.content import digest_content
 from grasp_core.inputs import Inputs
 from grasp_core.named_files import SOURCE, TARGET, WEIGHTS, download_name
 from grasp_core.operations import Folded, FoldSource, PrepareModel, ReportProgress, ValidateTarget
@@ -54,6 +55,7 @@ class OfflineSource:
     given: Path
     file: Path
     sha256: str
+    content: str  # of its tensors
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class Outcome:
     """What became of a source."""
 
     source: OfflineSource
-    status: Literal["accepted", "kept", "rejected", "known"]  # known: the same bytes came before
+    status: Literal["accepted", "kept", "rejected", "known"]  # known: its weights came before
     version: int | None = None
     folded: Folded | None = None
 
@@ -173,13 +175,13 @@ class OfflineMerge:
             file = Path(mkdtemp(dir=self.folder), path.name)  # two may have the same name
             convert_checkpoint(path, file, spec=self.spec, classes=classes)
         opened = Inputs.open(self.spec, file, self.newest.get(WEIGHTS), classes, version=None)
-        return OfflineSource(path, file, opened.source.sha256)
+        return OfflineSource(path, file, opened.source.sha256, digest_content(file))
 
     def fold(self, source: OfflineSource, report: ReportProgress) -> Outcome:
         """What the gate rejects leaves the model as it is."""
-        if source.sha256 in self._seen:  # the service, too, folds the same bytes only once
+        if source.content in self._seen:  # the service, too, folds the same weights only once
             return Outcome(source, "known")
-        self._seen.add(source.sha256)
+        self._seen.add(source.content)
         operation = self._operation(source)
         folded = operation.run(report)
         self._discard(source.file)

@@ -169,6 +169,7 @@ def _details(source: Source) -> Table:
             "classes": source.classes and some(source.classes),
             "size": size(source.size),
             "sha256": source.sha256,
+            "content": source.content,
             "job": source.job.id,
             "offered": age(source.created_at),
         }

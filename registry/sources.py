@@ -1,20 +1,26 @@
 """Sources: offered to a model, each once, and queued for folding; or only tried."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from grasp_core.config import require_names
+from grasp_core.content import digest_content
 from grasp_core.errors import CheckpointError
 from grasp_core.manifest import Manifest
-from registry.blobs.base import Blob
-from registry.blobs.damage import forget_problems
+from registry.blobs.base import Blob, StorageError
+from registry.blobs.damage import find_problems, forget_problems
 from registry.blobs.safetensors_header import Header
+from registry.database import Database
 from registry.errors import Conflict
 from registry.jobs.queue import enqueue, lock_queue
+from registry.jobs.states import RETRIABLE
+from registry.jobs.transitions import change
 from registry.lookup import new_id
 from registry.tables import Job, Model, Source
 
@@ -39,20 +45,22 @@ def offer_source(
     *,
     name: str,
     classes: Sequence[str] | None,
+    content: str | None = None,
     request_id: str | None = None,
 ) -> tuple[Source, Job, bool]:
     """A source with the job that folds it, and whether they are new.
 
-    The same bytes offered again give what they gave the first time. Raises Conflict if the model
-    could not be prepared.
+    The same weights offered again, in whatever file, give what they gave the first time. Raises
+    Conflict if the model could not be prepared.
     """
     require_usable(model)
     lock_queue(session, model.id)
     forget_problems(session, [blob.sha256])
-    same = select(Source).where(Source.model_id == model.id, Source.sha256 == blob.sha256)
-    known = session.scalar(same)
+    known = _find_same(session, model, blob, content)
     if known:
         job = session.get_one(Job, known.job_id)
+        _replace_lost(session, known, job, blob)
+        known.content = content or known.content  # not known of one of an older release
         known.stored = known.stored or job.status != "succeeded"  # so that it can be retried
         return known, job, False
     source_id = new_id("src")
@@ -65,12 +73,52 @@ def offer_source(
         name=name,
         sha256=blob.sha256,
         size=blob.size,
+        content=content,
         classes=list(classes) if classes else None,
         job_id=job.id,
     )
     session.add(source)
     enqueue(session, job)
     return source, job, True
+
+
+def _find_same(session: Session, model: Model, blob: Blob, content: str | None) -> Source | None:
+    """The source of these bytes, or else the first of these weights."""
+    sources = select(Source).where(Source.model_id == model.id)
+    same = session.scalar(sources.where(Source.sha256 == blob.sha256))
+    if same or content is None:
+        return same
+    return session.scalar(
+        sources.where(Source.content == content).order_by(Source.created_at, Source.id).limit(1)
+    )
+
+
+def _replace_lost(session: Session, source: Source, job: Job, blob: Blob) -> None:
+    """A retry reads the bytes that came now, if those that came first are gone."""
+    sound = source.stored and not find_problems(session, [source.sha256])
+    if job.status in RETRIABLE and not sound:
+        source.sha256, source.size = blob
+
+
+def find_undigested(session: Session, model_id: str) -> list[tuple[str, str]]:
+    """Id and sha256 of a model's sources of older releases whose bytes are here."""
+    undigested = select(Source.id, Source.sha256).where(
+        Source.model_id == model_id, Source.content.is_(None), Source.stored
+    )
+    sources = [(row.id, row.sha256) for row in session.execute(undigested)]
+    bad = find_problems(session, [sha256 for _, sha256 in sources])
+    return [each for each in sources if each[1] not in bad]
+
+
+def digest_stored(
+    database: Database, fetch: Callable[[str], Path], undigested: Iterable[tuple[str, str]]
+) -> None:
+    """What these sources hold, as far as their bytes can be read."""
+    for source_id, sha256 in undigested:
+        with suppress(StorageError, CheckpointError, OSError):
+            content = digest_content(fetch(sha256))
+            with database.write() as session:
+                change(session, Source, Source.id == source_id, {"content": content})
 
 
 def try_source(

@@ -196,6 +196,7 @@ class Source(Base):
     __tablename__ = "sources"
     __table_args__ = (
         UniqueConstraint("model_id", "sha256"),
+        Index("ix_sources_content", "model_id", "content"),  # older releases took some twice
         Index("ix_sources_stored", "stored", "size"),  # what /metrics sums up
     )
 
@@ -205,6 +206,7 @@ class Source(Base):
     name: Mapped[str] = mapped_column(NAME)
     sha256: Mapped[str] = mapped_column(SHA256, index=True)
     size: Mapped[int] = mapped_column(BigInteger)
+    content: Mapped[str | None] = mapped_column(SHA256)  # of its tensors: grasp_core/content.py
     classes: Mapped[list[Any] | None]
     class_count: Mapped[int | None] = query_expression()  # in lists: registry/briefs.py
     stored: Mapped[bool] = mapped_column(default=True)  # False: folded, its bytes are not needed

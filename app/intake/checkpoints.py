@@ -8,8 +8,9 @@ from sqlalchemy.orm import Session, undefer
 from app.fields import Classes, UploadId, Uri
 from app.intake.receiving import parse_json
 from app.schemas import SourceCreate
+from grasp_core.content import PIECE, ContentDigest
 from registry.blobs.base import BlobWriter
-from registry.blobs.safetensors_header import HeaderReader
+from registry.blobs.safetensors_header import Header, HeaderReader
 from registry.lookup import find_named
 from registry.sources import check_fit, read_classes, require_usable
 from registry.tables import Model
@@ -56,24 +57,55 @@ class CheckpointInspector:
         return self._reader.feed(data)
 
     def look(self, writer: BlobWriter) -> None:
-        if self._known is not None:
-            self.compare(writer, *self._known)
-        else:
-            read_classes(self._reader.read(writer.read), self.filename)
+        self._check(self._reader.read(writer.read))
 
     def finish(self) -> None:
         self._reader.finish()
 
     def compare(self, writer: BlobWriter, model: Model, fields: SourceFields) -> None:
         """Raises CheckpointMismatch. Of a model that is not prepared yet nothing is known."""
-        check_fit(model, self._reader.read(writer.read), fields.classes, self.filename)
-        if model.manifest is not None:
-            self._compared = fields
+        self._compare(self._reader.read(writer.read), model, fields)
 
     def has_compared(self, fields: SourceFields) -> bool:
         """A manifest never changes, and is compared once."""
         known = self._compared
         return known is not None and (known.model, known.classes) == (fields.model, fields.classes)
+
+    def _check(self, header: Header) -> None:
+        if self._known is not None:
+            self._compare(header, *self._known)
+        else:
+            read_classes(header, self.filename)
+
+    def _compare(self, header: Header, model: Model, fields: SourceFields) -> None:
+        check_fit(model, header, fields.classes, self.filename)
+        if model.manifest is not None:
+            self._compared = fields
+
+
+class SourceInspector(CheckpointInspector):
+    """Digests the tensors too, as they pass; of the header it keeps a hundred bytes for each."""
+
+    _digest: ContentDigest | None = None
+
+    def feed(self, data: bytes) -> bool:
+        ready = super().feed(data)
+        if self._digest is not None:
+            self._digest.feed(data)
+        return ready
+
+    def look(self, writer: BlobWriter) -> None:
+        header = self._reader.read(writer.read)
+        self._check(header)
+        self._digest = ContentDigest(header.tensors, header.offsets)
+        for first in range(header.start, writer.size, PIECE):  # what came with the header's end
+            self._digest.feed(writer.read(first, PIECE))
+
+    @property
+    def content(self) -> str:
+        """What the weights are, whatever file they came in; once it is complete."""
+        assert self._digest  # noqa: S101 - a complete file has a header
+        return self._digest.hexdigest()
 
 
 def find_model(session: Session, owner: str, reference: str) -> Model:

@@ -81,7 +81,12 @@ class Intake(ABC, Generic[Fields]):
     def write(self, session: Session, fields: Fields, blobs: Mapping[str, Blob]) -> Created:
         """The rows, and the answer."""
 
-    def inspect(self, filename: str, fields: Fields | None) -> Inspector | None:  # noqa: ARG002
+    def inspect(
+        self,
+        part: str,  # noqa: ARG002
+        filename: str,  # noqa: ARG002
+        fields: Fields | None,  # noqa: ARG002
+    ) -> Inspector | None:
         """Who looks at a file's bytes as they come; `fields` where they came before it."""
         return None
 
@@ -128,11 +133,11 @@ class Intake(ABC, Generic[Fields]):
         self.reception.fields.update(values)
         _ = self.fields  # large ones are validated where they are read
 
-    async def _begin(self, _part: str, filename: str) -> Inspector | None:
+    async def _begin(self, part: str, filename: str) -> Inspector | None:
         if self.early not in self.reception.fields:
-            return self.inspect(filename, None)
+            return self.inspect(part, filename, None)
         await self._check_early()
-        return self.inspect(filename, self.fields)
+        return self.inspect(part, filename, self.fields)
 
     async def _check_early(self) -> None:
         if self._checked is not self.fields:

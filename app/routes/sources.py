@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -23,7 +24,7 @@ from app.fields import (
     Sha256,
     Text,
 )
-from app.intake.checkpoints import CheckpointInspector, SourceFields, find_model
+from app.intake.checkpoints import CheckpointInspector, SourceFields, SourceInspector, find_model
 from app.intake.idempotency import Created, Once, OnceDep
 from app.intake.intake import FileIntake
 from app.intake.receiving import validated, wrong_value, wrong_values
@@ -38,7 +39,7 @@ from registry.blobs.base import Blob
 from registry.errors import NotFound
 from registry.jobs.states import JobStatus
 from registry.lookup import find, find_named, list_page
-from registry.sources import offer_source, try_source
+from registry.sources import digest_stored, find_undigested, offer_source, try_source
 from registry.tables import Job, Model, Source, utc_now
 from registry.uploads import delete_upload, find_upload
 
@@ -51,7 +52,7 @@ router = APIRouter(tags=["sources"])
     summary="Offer a checkpoint to a model",
     response_model=SourceCreated,
     responses=problems(404, 409, *UPLOAD_PROBLEMS)
-    | {200: {"model": SourceCreated, "description": "These bytes were offered before"}},
+    | {200: {"model": SourceCreated, "description": "These weights were offered before"}},
     openapi_extra=upload_body(
         "SourceCreate",
         (SourceFromUri, SourceFromUpload),
@@ -89,8 +90,11 @@ async def create_source(
     """Send safetensors as multipart, as a raw body, or as JSON with a uri or a finished upload.
 
     The answer comes when the bytes are safe and the job is queued: poll `Location`. The same
-    bytes offered to the same model again give the same source and job. An upload is gone once it
-    is offered, or refused by the model that its metadata names; a dry run leaves it.
+    weights offered to the same model again give the first source and its job, also if they were
+    saved with other metadata or in another order, and whatever `classes` or the metadata call
+    their classes: `content` of a source is a hash of its tensors' names, types, shapes and values.
+    An upload is gone once it is offered, or refused by the model that its metadata names; a dry
+    run leaves it.
     """
     given = {"model": model, "name": name, "classes": classes, "sha256": sha256}
     tried = _read_candidates(candidates, dry_run=dry_run)
@@ -129,17 +133,24 @@ class SourceIntake(FileIntake[SourceFields]):
         self.keeps_uploads = self._dry_run = dry_run
         self._candidates = candidates
         self._model: Model | None = None
-        self._inspector: CheckpointInspector | None = None
+        self._undigested: list[tuple[str, str]] = []
+        self._inspector: SourceInspector | None = None
 
     def parse(self, values: dict[str, Any]) -> SourceFields:
         return validated(SourceFields, values)
 
     def check(self, session: Session, fields: SourceFields) -> None:
         self._model = find_model(session, self.once.owner, fields.model)
+        self._undigested = find_undigested(session, self._model.id)
 
-    def inspect(self, filename: str, fields: SourceFields | None) -> CheckpointInspector:
+    def inspect(
+        self,
+        part: str,  # noqa: ARG002
+        filename: str,
+        fields: SourceFields | None,
+    ) -> SourceInspector:
         """With the model named before the file, a checkpoint of another model ends early."""
-        self._inspector = CheckpointInspector(filename, self._model, fields)
+        self._inspector = SourceInspector(filename, self._model, fields)
         return self._inspector
 
     async def verify(self, fields: SourceFields) -> None:
@@ -148,13 +159,17 @@ class SourceIntake(FileIntake[SourceFields]):
         if inspector is not None and not inspector.has_compared(fields):
             await super().verify(fields)
             await self.service.turns.run(inspector.takes_long, self._compare, inspector, fields)
+        if self._undigested and not self._dry_run:
+            fetch = partial(self.service.verifier.fetch, self.service.store)
+            database = self.service.database
+            await run_in_threadpool(digest_stored, database, fetch, self._undigested)
 
     def _compare(self, inspector: CheckpointInspector, fields: SourceFields) -> None:
         assert self._model  # noqa: S101 - it was checked
         inspector.compare(self.reception.files["file"].writer, self._model, fields)
 
     def write(self, session: Session, fields: SourceFields, blobs: Mapping[str, Blob]) -> Created:
-        assert self._model  # noqa: S101 - it was checked
+        assert self._model and self._inspector  # noqa: S101, PT018 - it was checked, and came
         model = find_named(session, Model, self.once.owner, self._model.id)
         blob = blobs["file"]
         details: dict[str, Any] = {
@@ -167,7 +182,8 @@ class SourceIntake(FileIntake[SourceFields]):
             return Created(
                 SourceCreated(source=None, job=serialize_job(job)), 202, f"/jobs/{job.id}"
             )
-        source, job, new = offer_source(session, model, blob, **details)
+        content = self._inspector.content
+        source, job, new = offer_source(session, model, blob, content=content, **details)
         body = SourceCreated(source=serialize_source(source, job), job=serialize_job(job))
         return Created(body, 202 if new else 200, f"/jobs/{job.id}")
 
@@ -202,6 +218,9 @@ def list_sources(
     sha256: Annotated[
         str | None, Query(pattern=SHA256_PATTERN, description="Of the bytes.")
     ] = None,
+    content: Annotated[
+        str | None, Query(pattern=SHA256_PATTERN, description="Of the weights.")
+    ] = None,
     limit: Limit = 50,
     cursor: Cursor = None,
 ) -> Page[SourceRead]:
@@ -215,6 +234,8 @@ def list_sources(
             conditions.append(Source.job_id.in_(of_status))
         if sha256 is not None:
             conditions.append(Source.sha256 == sha256)
+        if content is not None:
+            conditions.append(Source.content == content)
         page = list_page(session, Source, caller.owner, conditions, limit=limit, cursor=cursor)
         return Page(items=serialize_sources(session, page.items), next_cursor=page.next_cursor)
 

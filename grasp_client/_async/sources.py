@@ -26,6 +26,7 @@ class AsyncSource(AsyncRecord):
     model: str
     sha256: str
     size: int
+    content: str | None = None  # None: its bytes were gone when the server began to tell
     classes: list[str] | None  # None in lists, where they are long
     class_count: int | None = None  # None: the server is too old to say
     status: str
@@ -59,7 +60,8 @@ class AsyncSources(AsyncCollection):
 
         `classes` names its outputs, if they are not the model's; `dry_run` only measures what it
         would be worth, by `candidates`, if these are not to be the model's: methods by name or with
-        parameters, ["all"] for all that there are. The same bytes offered again give the same source and job.
+        parameters, ["all"] for all that there are. The same weights offered again, in whatever
+        file, give the first source and its job.
         """
         file = existing_file(path)
         fields = {
@@ -112,10 +114,11 @@ class AsyncSources(AsyncCollection):
         model: str | None = None,
         status: str | None = None,
         sha256: str | None = None,
+        content: str | None = None,
         limit: int | None = None,
     ) -> list[AsyncSource]:
         """Newest first."""
-        filters = {"model": model, "status": status, "sha256": sha256}
+        filters = {"model": model, "status": status, "sha256": sha256, "content": content}
         return await self._list(AsyncSource, "/sources", limit, **filters)
 
 

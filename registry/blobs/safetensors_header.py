@@ -76,6 +76,12 @@ class Header(NamedTuple):
     tensors: dict[str, Found]
     metadata: dict[str, str]
     size: int  # of the whole file, in bytes
+    offsets: array[int]  # begin and end of each tensor, from the first byte of any
+
+    @property
+    def start(self) -> int:
+        """Where in the file the tensors begin."""
+        return self.size - max(self.offsets)
 
 
 class HeaderReader:
@@ -107,14 +113,14 @@ class HeaderReader:
         self._require_header()
         wrong: str | None = None
         try:
-            tensors, metadata, end = _parse(Scanner(read, LENGTH, self._wanted))
+            tensors, metadata, offsets = _parse(Scanner(read, LENGTH, self._wanted))
         except BadHeader as error:
             wrong = str(error)
         if wrong is not None:  # here, so that no traceback keeps alive what had been read
             raise self._error(f"has a bad safetensors header: {wrong}", AGAIN)
-        self._size = self._wanted + end
+        self._size = self._wanted + max(offsets)
         self._refuse_excess()
-        return Header(tensors, metadata, self._size)
+        return Header(tensors, metadata, self._size, offsets)
 
     def finish(self) -> None:
         """The file, whose header was read, is complete; raises if bytes are missing."""
@@ -210,10 +216,10 @@ def _recognize(start: bytes) -> tuple[str, str] | None:
     return ("text", ITSELF) if TEXT.issuperset(start) else None
 
 
-def _parse(scanner: Scanner) -> tuple[dict[str, Found], dict[str, str], int]:
-    """Tensors, metadata, and the number of bytes of all tensors."""
+def _parse(scanner: Scanner) -> tuple[dict[str, Found], dict[str, str], array[int]]:
+    """Tensors, metadata, and where each tensor begins and ends."""
     tensors: dict[str, Found] = {}
-    offsets = array("q")  # begin and end of each
+    offsets = array("q")
     metadata: dict[str, str] | None = None
     written = 0
     with scanner.refusing():
@@ -234,7 +240,8 @@ def _parse(scanner: Scanner) -> tuple[dict[str, Found], dict[str, str], int]:
         scanner.finish()
     if not tensors:
         raise BadHeader("it holds no tensors")
-    return tensors, metadata or {}, _covered(list(tensors), offsets)
+    _require_cover(list(tensors), offsets)
+    return tensors, metadata or {}, offsets
 
 
 def _metadata(scanner: Scanner) -> dict[str, str]:
@@ -295,8 +302,8 @@ def _check_size(place: str, shape: tuple[int, ...], dtype: str, size: int) -> No
         )
 
 
-def _covered(names: list[str], offsets: array[int]) -> int:
-    """Where the last tensor ends, if each begins where another ends."""
+def _require_cover(names: list[str], offsets: array[int]) -> None:
+    """Raises BadHeader unless each begins where another ends."""
     begins, ends = offsets[::2], offsets[1::2]
     expected = 0
     for number in sorted(range(len(names)), key=lambda n: (begins[n], ends[n])):
@@ -307,7 +314,6 @@ def _covered(names: list[str], offsets: array[int]) -> int:
                 f"tensor {_shown(names[number])} {what}: it begins at {begin} instead of {expected}"
             )
         expected = ends[number]
-    return expected
 
 
 def _object(value: object, place: str) -> dict[str, object]:

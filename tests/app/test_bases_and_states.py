@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 import pytest
+from safetensors.numpy import load, save
 
 from grasp_core.config import MethodConfig
 from grasp_core.methods import METHODS
@@ -78,8 +79,13 @@ def test_initial_weights_and_a_base_may_come_in_any_order(
     answer = world.client.post("/models", files=files)
 
     assert answer.status_code == 201, answer.text
-    assert answer.json()["source"]["sha256"] == sha256(INITIAL)
+    source = answer.json()["source"]
+    assert source["sha256"] == sha256(INITIAL)
     check_base(world, BASE)
+    world.prepare()
+    again = world.post_source(save(load(INITIAL), {"epoch": "3"}))
+    assert (again.status_code, again.json()["source"]["id"]) == (200, source["id"])
+    assert world.post_source(BASE).status_code == 202
 
 
 def test_initial_weights_may_be_the_base(world: World) -> None:

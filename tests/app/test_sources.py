@@ -7,15 +7,20 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from safetensors.numpy import load, save
+from sqlalchemy import update
 
 import app.intake.checkpoints
 import app.routes.sources
-from registry.blobs.base import StorageFull
+from app.intake.checkpoints import SourceInspector
+from grasp_core.content import digest_content
+from registry.blobs.base import BlobWriter, StorageFull
+from registry.blobs.collection import collect_blobs
 from registry.blobs.local import LocalBlobWriter
+from registry.tables import Source
 from tests.app.world import World, checkpoint, sha256
 
 
@@ -43,6 +48,161 @@ def test_a_form_a_raw_body_and_a_uri_are_the_same_source(
     assert world.client.get(f"/sources/{source['id']}").json() == source
 
 
+def saved_again(content: bytes) -> bytes:
+    """The same weights in another file, the other way round."""
+    return packed(dict(reversed(list(load(content).items()))), {"epoch": "3"})
+
+
+def packed(tensors: dict[str, Any], metadata: dict[str, str]) -> bytes:
+    """As safetensors, in this order, which its own writer would not keep."""
+    header: dict[str, Any] = {"__metadata__": metadata}
+    data = b""
+    for name, tensor in tensors.items():
+        begin, data = len(data), data + tensor.tobytes()
+        about = {"dtype": "F32", "shape": tensor.shape, "data_offsets": [begin, len(data)]}
+        header[name] = about
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+@pytest.mark.parametrize("way", ["form", "raw", "uri", "upload"])
+def test_the_same_weights_in_another_file_are_the_same_source(
+    make_world: Callable[..., World], tmp_path: Path, way: str
+) -> None:
+    again = saved_again(checkpoint())
+    (tmp_path / "a.safetensors").write_bytes(again)
+    (tmp_path / "first.safetensors").write_bytes(checkpoint())
+    world = make_world(data_roots=(tmp_path,))
+    world.ready_model()
+
+    def offer(way: str, content: bytes, path: Path) -> Any:
+        if way == "form":
+            return world.post_source(content)
+        if way == "raw":
+            return world.post_raw(content)
+        place = path.as_uri() if way == "uri" else upload(world, content)
+        return world.client.post("/sources", json={"model": "merged", way: place})
+
+    first = world.post_source()
+    second = offer(way, again, tmp_path / "a.safetensors")
+    world.ready_model("other")
+    others = [
+        world.post_source(again, "other"),
+        world.post_source(checkpoint(2)),
+    ]
+
+    assert (first.status_code, second.status_code) == (202, 200), second.text
+    assert second.json() == first.json()
+    source = first.json()["source"]
+    assert source["sha256"] == sha256(checkpoint())
+    assert source["content"] == digest_content(tmp_path / "first.safetensors")
+    assert [answer.status_code for answer in others] == [202, 202]
+    assert others[0].json()["source"]["content"] == source["content"]
+    found = world.client.get("/sources", params={"content": source["content"]}).json()["items"]
+    assert [each["model"] for each in found] == [
+        others[0].json()["source"]["model"],
+        source["model"],
+    ]
+    assert world.client.get("/sources?content=short").status_code == 422
+
+
+def upload(world: World, content: bytes) -> str:
+    """The id of a finished upload."""
+    headers = {
+        "Tus-Resumable": "1.0.0",
+        "Upload-Length": str(len(content)),
+        "Content-Type": "application/offset+octet-stream",
+    }
+    made: str = world.client.post("/uploads", content=content, headers=headers).json()["id"]
+    return made
+
+
+def test_class_names_make_no_other_source(world: World) -> None:
+    world.ready_model()
+    swapped = {"grasp": json.dumps({"classes": ["M", "F"]})}
+
+    first = world.post_source(fields={"classes": '["F", "M"]'})
+    answers = [
+        world.post_source(fields={"classes": '["M", "F"]'}),
+        world.post_source(packed(load(checkpoint()), swapped)),
+    ]
+
+    assert [answer.json() for answer in answers] == [first.json()] * 2
+
+
+def test_weights_of_a_source_that_an_older_release_took_are_known(
+    world: World,
+) -> None:
+    world.ready_model()
+    source = world.post_source().json()["source"]
+    with world.database.write() as session:
+        session.execute(update(Source).values(content=None))
+    assert world.client.get(f"/sources/{source['id']}").json()["content"] is None
+    dry = world.post_raw(saved_again(checkpoint()), params={"dry_run": "true"})
+    assert dry.status_code == 202
+
+    answer = world.post_source(saved_again(checkpoint()))
+
+    assert (answer.status_code, answer.json()["source"]) == (200, source)
+
+
+def test_what_was_refused_is_tried_again_with_the_file_that_came_last(world: World) -> None:
+    world.ready_model()
+    source = world.post_source().json()["source"]
+    world.reject()
+    collect_blobs(world.database, world.store, 0)
+    assert not world.store.has(source["sha256"])
+    again = saved_again(checkpoint())
+
+    answer = world.post_source(again).json()
+
+    assert answer["source"]["id"] == source["id"]
+    assert (answer["source"]["sha256"], answer["source"]["stored"]) == (sha256(again), True)
+    assert world.client.post(f"/jobs/{answer['job']['id']}/retry").status_code == 202
+    collect_blobs(world.database, world.store, 0)
+    assert world.store.fetch(sha256(again)).read_bytes() == again
+
+
+def test_weights_are_known_wherever_their_file_was_cut() -> None:
+    """In one batch may be the end of the header and the first tensors, or one byte."""
+    content = saved_again(checkpoint())
+    expected = inspected(content, 1)
+
+    assert {inspected(content, size) for size in range(2, len(content) + 1)} == {expected}
+    first = range(1, len(content))
+    assert {inspected(content, cut, len(content)) for cut in first} == {expected}
+    assert expected == inspected(checkpoint(), 100)
+
+
+class Written:
+    """Of a blob's writer, what an inspector needs."""
+
+    def __init__(self) -> None:
+        self.data = b""
+
+    @property
+    def size(self) -> int:
+        return len(self.data)
+
+    def read(self, first: int, count: int) -> bytes:
+        return self.data[first : first + count]
+
+
+def inspected(content: bytes, *sizes: int) -> str:
+    """What an inspector says of a file that comes in batches of these sizes, the last repeated."""
+    inspector, writer = SourceInspector("a"), Written()
+    waiting = list(sizes)
+    while writer.size < len(content):
+        size = waiting.pop(0) if len(waiting) > 1 else waiting[0]
+        batch = content[writer.size : writer.size + size]
+        ready = inspector.feed(batch)
+        writer.data += batch
+        if ready:
+            inspector.look(cast("BlobWriter", writer))
+    inspector.finish()
+    return inspector.content
+
+
 def test_a_fetched_file_is_verified_too(make_world: Callable[..., World], tmp_path: Path) -> None:
     path = tmp_path / "site-a.safetensors"
     path.write_bytes(checkpoint())
@@ -64,15 +224,7 @@ def test_a_source_is_validated_and_compared_once(
     (tmp_path / "a.safetensors").write_bytes(checkpoint())
     world = make_world(data_roots=(tmp_path,))
     world.ready_model()
-    uploaded = world.client.post(
-        "/uploads",
-        content=checkpoint(),
-        headers={
-            "Tus-Resumable": "1.0.0",
-            "Upload-Length": str(len(checkpoint())),
-            "Content-Type": "application/offset+octet-stream",
-        },
-    ).json()["id"]
+    uploaded = upload(world, checkpoint())
     calls: Counter[str] = Counter()
 
     def counted(module: Any, name: str) -> None:

@@ -6,7 +6,8 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from typer.testing import CliRunner, Result
 
 from grasp_cli.demo.command import SourceResult, _rendered, _summary, chart
 from grasp_cli.demo.digits import DECADES, TODAY, Digits
-from grasp_cli.demo.experiment import QUICK, SPEC, Experiment, Sizes
+from grasp_cli.demo.experiment import QUICK, SPEC, Comparison, Experiment, Sizes
 from grasp_cli.main import cli
 from grasp_cli.session import console
 from grasp_core import fold, open_task, parse_config
@@ -42,14 +43,28 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("demo")
 
 
+def replay_of_the_first(
+    self: Experiment,
+    progress: Callable[[float, float], None],
+    replay: Callable[..., Comparison] = Experiment.replay,
+) -> Comparison:
+    assert self.seed == 1
+    return replay(replace(self, seed=0), progress)
+
+
 @pytest.fixture(scope="module")
 def result(client: httpx.Client, folder: Path) -> dict[str, Any]:
-    """What the demo says as JSON, on a server where somebody has used its name before."""
+    """What the demo says as JSON, on a server where somebody has used its name before.
+
+    What it takes for the second seed, without the server, is the first again.
+    """
     taken = client.post("/targets", data={"name": "demo"}, files={"file": ("a.npz", b"nothing")})
     assert taken.status_code == 202
-    result = invoke(
-        "demo", "--quick", "--seeds", 2, "--files", folder, "--url", client.base_url, "--json"
-    )
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Experiment, "replay", replay_of_the_first)
+        result = invoke(
+            "demo", "--quick", "--seeds", 2, "--files", folder, "--url", client.base_url, "--json"
+        )
     found: dict[str, Any] = json.loads(result.stdout)
     return found
 
@@ -74,15 +89,12 @@ def test_all_sources_were_offered_and_measured(
     assert result["test_digits"] == 220 - 60 - 100
 
 
-def test_without_a_server_it_comes_to_the_same(result: dict[str, Any], tmp_path: Path) -> None:
-    again = Experiment(tmp_path, tmp_path, 0, QUICK).replay(lambda *_: None)
-
+def test_without_a_server_it_comes_to_the_same(result: dict[str, Any]) -> None:
     first, second = result["seeds"]
     assert (first["seed"], second["seed"]) == (0, 1)
-    assert again.merged == first["merged"] == result["merged"]
-    assert again.controls.ancestor == first["ancestor"] == result["fine_tuned_ancestor"]
-    assert again.controls.best == first["best_source"] == result["best_source"]["fine_tuned"]
-    assert again.controls.best_source == result["best_source"]["name"]
+    assert second["merged"] == first["merged"] == result["merged"]
+    assert second["ancestor"] == first["ancestor"] == result["fine_tuned_ancestor"]
+    assert second["best_source"] == first["best_source"] == result["best_source"]["fine_tuned"]
 
 
 def test_controls_have_the_steps_of_a_fold_and_the_best_is_chosen_by_validation(
@@ -124,6 +136,7 @@ def test_it_ends_with_a_page_and_a_way_to_take_it(
     assert invoke(*words).stdout == f"demo-2-v{result['version']}.safetensors\n"
 
 
+@pytest.mark.proof
 def test_without_a_server_the_same_files_make_the_same_bytes(
     client: httpx.Client,
     result: dict[str, Any],

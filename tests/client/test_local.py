@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import timm
 import torch
+from safetensors.torch import save_file
 from typer.testing import CliRunner, Result
 
 from grasp_cli.main import cli
@@ -83,6 +84,20 @@ def test_a_trainers_checkpoint_is_converted_before_it_is_sent(
     sent = Checkpoint(world.store.fetch(source["sha256"]))
     assert sent.info.architecture == SPEC.architecture
     assert all(torch.equal(sent[name], tensor) for name, tensor in weights().items())
+
+
+def test_the_same_weights_are_not_sent_as_another_source(world: World, model: str) -> None:
+    save_file(weights(), "a.safetensors")
+    torch.save({"state_dict": weights(), "epoch": 3}, "a.pth")
+
+    first = json.loads(invoke("push", model, "a.safetensors", "--json").stdout)
+    world.reject()
+    second = invoke("push", model, "a.pth")
+
+    assert second.exit_code == 0, second.output
+    assert "a.pth was offered before, and not again\n" in second.stderr
+    sources = world.client.get("/sources").json()["items"]
+    assert [(each["id"], each["name"]) for each in sources] == [(first["id"], "a.safetensors")]
 
 
 def test_other_classes_are_given_by_name(world: World, model: str) -> None:

@@ -90,9 +90,15 @@ class World:
         self.prepare(self.lease_of(job))
         return self.get(Model, model.id)
 
-    def offer(self, model: Model, content: str) -> tuple[Source, Job, bool]:
+    def offer(
+        self, model: Model, content: str, weights: str | None = None
+    ) -> tuple[Source, Job, bool]:
+        """A file of this content; two can hold the same weights."""
+        digest = blob(f"weights {content if weights is None else weights}").sha256
         with self.database.write() as session:
-            return sources.offer_source(session, model, blob(content), name=content, classes=None)
+            return sources.offer_source(
+                session, model, blob(content), content=digest, name=content, classes=None
+            )
 
     def try_out(self, model: Model, content: str) -> Job:
         with self.database.write() as session:

@@ -91,7 +91,10 @@ def test_a_source_offered_while_its_model_goes_is_lost_cleanly(world: World) -> 
         together.wait()
         for i in range(5):
             with world.database.write() as session:
-                sources.offer_source(session, model, blob(f"{name} {i}"), name=name, classes=None)
+                offered = blob(f"{name} {i}")
+                sources.offer_source(
+                    session, model, offered, content=offered.sha256, name=name, classes=None
+                )
 
     def delete() -> None:
         together.wait()

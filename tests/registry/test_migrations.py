@@ -112,6 +112,7 @@ def test_bases_and_states_become_files_and_are_columns_again(world: World) -> No
     world.fold(world.ready_model("other"), "d")
     with world.database.write() as session:
         session.execute(text("""UPDATE jobs SET report = '{"config": {"method": "grasp"}}'"""))
+        session.execute(text("UPDATE sources SET content = NULL"))
     before = world.rows()
 
     world.database.downgrade("0010")
@@ -127,6 +128,20 @@ def test_bases_and_states_become_files_and_are_columns_again(world: World) -> No
     world.database.migrate()
 
     assert world.rows() == before
+
+
+def test_sources_that_were_taken_twice_stay_two(world: World) -> None:
+    model = world.ready_model()
+    sources = {world.offer(model, name)[0].id for name in "ab"}
+
+    world.database.downgrade("0012")
+    world.database.migrate()
+
+    with world.database.write() as session:
+        assert dict(session.execute(select(Source.id, Source.content)).all()) == dict.fromkeys(
+            sources
+        )
+        session.execute(text("UPDATE sources SET content = 'the same'"))
 
 
 def test_methods_of_candidates_are_found_by_what_models_were_made_with(world: World) -> None:

@@ -9,6 +9,7 @@ import pickle
 import re
 import tracemalloc
 import zipfile
+from array import array
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -393,7 +394,9 @@ def test_the_header_is_said_to_be_complete_once_and_can_be_read_again() -> None:
     reader.finish()
 
     assert complete == [False, True, False]
-    assert headers == [Header({"w": Found((2,), "F32")}, {}, len(GOOD))] * 2
+    offsets = array("q", [0, 8])
+    assert headers == [Header({"w": Found((2,), "F32")}, {}, len(GOOD), offsets)] * 2
+    assert headers[0].start == len(GOOD) - 8
 
 
 # What safetensors writes

@@ -2,12 +2,22 @@
 
 import json
 import threading
+from array import array
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
+from sqlalchemy import update
 
+from grasp_core.content import digest_content
 from grasp_core.errors import CheckpointMismatch
 from grasp_core.manifest import Found
+from registry import sources
+from registry.blobs.base import BlobMissing
+from registry.blobs.damage import note_problem
 from registry.blobs.safetensors_header import Header
 from registry.errors import Conflict
 from registry.jobs.transitions import Failure
@@ -50,6 +60,111 @@ def test_the_same_bytes_give_the_same_source_and_job(world: World) -> None:
     assert (again.id, same_job.id, new) == (source.id, job.id, False)
     assert world.rows() == before
     assert world.offer(other, "a")[2]
+
+
+def test_the_same_weights_in_another_file_give_the_same_source_and_job(world: World) -> None:
+    model, other = world.ready_model("one"), world.ready_model("two")
+    source, job, _ = world.offer(model, "a", weights="w")
+    before = world.rows()
+
+    again, same_job, new = world.offer(model, "a with notes", weights="w")
+
+    assert (again.id, same_job.id, new) == (source.id, job.id, False)
+    assert world.rows() == before
+    assert world.offer(other, "a with notes", weights="w")[2]
+    assert world.offer(model, "b", weights="others")[2]
+
+
+def test_of_two_that_an_older_release_took_the_first_is_given(world: World) -> None:
+    model = world.ready_model()
+    first, second = (world.offer(model, name)[0] for name in "ab")
+    with world.database.write() as session:
+        for source in (first, second):
+            session.get_one(Source, source.id).content = blob("w").sha256
+        session.get_one(Source, first.id).created_at = world.now - timedelta(days=1)
+        session.get_one(Source, second.id).created_at = world.now
+
+    def offer(name: str) -> str:
+        with world.database.write() as session:
+            content = blob("w").sha256
+            return sources.offer_source(
+                session, model, blob(name), content=content, name="", classes=None
+            )[0].id
+
+    assert offer("c") == first.id
+    assert offer("b") == second.id  # bytes say more than weights
+
+
+def test_a_retry_reads_the_bytes_that_came_last_if_the_first_are_gone(world: World) -> None:
+    model = world.ready_model()
+    source, job, _ = world.offer(model, "a", weights="w")
+    world.reject(world.lease_of(job))
+
+    world.offer(model, "a with notes", weights="w")
+
+    stored = world.get(Source, source.id)
+    assert (stored.sha256, stored.size, stored.stored) == (*blob("a with notes"), True)
+    world.offer(model, "a", weights="w")  # both are here now
+    assert world.get(Source, source.id).sha256 == blob("a with notes").sha256
+
+
+@pytest.mark.parametrize("bad", [True, False])
+def test_bytes_of_a_failed_fold_stay_unless_they_are_bad(world: World, bad: bool) -> None:
+    model = world.ready_model()
+    source, job, _ = world.offer(model, "a", weights="w")
+    world.fail(world.lease_of(job), BAD)
+    if bad:
+        with world.database.write() as session:
+            note_problem(session, blob("a").sha256, "missing", world.now)
+
+    world.offer(model, "a with notes", weights="w")
+
+    expected = "a with notes" if bad else "a"
+    assert world.get(Source, source.id).sha256 == blob(expected).sha256
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_what_waits_or_was_folded_keeps_the_bytes_that_came_first(
+    world: World, ended: bool
+) -> None:
+    model = world.ready_model()
+    source, job, _ = world.offer(model, "a", weights="w")
+    if ended:
+        world.publish(world.lease_of(job), None, "weights")
+    before = world.rows()
+
+    world.offer(model, "a with notes", weights="w")
+
+    assert world.get(Source, source.id).sha256 == blob("a").sha256
+    assert world.rows() == before
+
+
+def test_weights_of_older_releases_are_digested_where_their_bytes_are(
+    world: World, tmp_path: Path
+) -> None:
+    def fetch(sha256: str) -> Path:
+        if sha256 == blob("lost").sha256:
+            raise BlobMissing("it is gone")
+        return tmp_path / "w"
+
+    model, other = world.ready_model("one"), world.ready_model("other")
+    offered = {name: world.offer(model, name)[0].id for name in ("kept", "lost", "bad", "let go")}
+    offered["another model's"] = world.offer(other, "a")[0].id
+    with world.database.write() as session:
+        session.execute(update(Source).values(content=None))
+        session.get_one(Source, offered["let go"]).stored = False
+        note_problem(session, blob("bad").sha256, "damaged", world.now)
+    save_file({"w": np.zeros(3)}, tmp_path / "w")
+
+    with world.database.read() as session:
+        undigested = sources.find_undigested(session, model.id)
+    sources.digest_stored(world.database, fetch, undigested)
+
+    known = {name for name in offered if world.get(Source, offered[name]).content}
+    assert known == {"kept"}
+    assert world.get(Source, offered["kept"]).content == digest_content(tmp_path / "w")
+    world.offer(model, "let go")  # its bytes came again
+    assert world.get(Source, offered["let go"]).content
 
 
 def test_offers_at_once_make_one_source(world: World) -> None:
@@ -139,7 +254,7 @@ def test_a_trial_makes_a_job_but_no_source(world: World) -> None:
 
 def header(classes: int, metadata: dict[str, str] | None = None) -> Header:
     tensors = {"stem.weight": Found((4, 3), "F32"), "head.weight": Found((classes, 4), "F32")}
-    return Header(tensors=tensors, metadata=metadata or {}, size=0)
+    return Header(tensors=tensors, metadata=metadata or {}, size=0, offsets=array("q"))
 
 
 def test_a_header_is_compared_with_the_manifest() -> None:

@@ -88,8 +88,9 @@ class Place:
     def offer(self, model: Model, data: bytes) -> Job:
         with self.database.write() as session:
             known = session.get_one(Model, model.id)
+            blob = self.put(data)
             return sources.offer_source(
-                session, known, self.put(data), name="source", classes=None
+                session, known, blob, content=blob.sha256, name="source", classes=None
             )[1]
 
     def try_out(self, model: Model, data: bytes) -> Job:

@@ -121,6 +121,7 @@ def test_the_present_release_goes_on_where_the_previous_one_stopped(left: Left) 
             report = client.get(version["links"]["report"]).json()
             assert (report["sha256"], report["parent"]) == (version["sha256"], parent["sha256"])
         check_pages(client, left, after)
+        check_contents(client, left)
 
         other = {"merge": {"method": "mean"}}  # which the previous release did not have
         assert client.patch("/models/merged", json=other).status_code == 200
@@ -177,6 +178,15 @@ def check_pages(client: httpx.Client, left: Left, versions: list[Json]) -> None:
         assert page.status_code == 200, path
     measured = client.get(f"/ui/models/merged/versions/{numbers[1]}").text
     assert "conv_stem.weight" in measured
+
+
+def check_contents(client: httpx.Client, left: Left) -> None:
+    """What was still stored when the first source came is digested, and so is what came."""
+    stored = {row["id"] for row in left.rows["sources"] if row["stored"]}
+    sources = client.get("/sources", params={"model": "merged"}).json()["items"]
+    new = {source["id"] for source in sources} - {row["id"] for row in left.rows["sources"]}
+    known = {source["id"] for source in sources if source["content"]}
+    assert new <= known <= stored | new
 
 
 def send_the_rest(client: httpx.Client, left: Left) -> str:
