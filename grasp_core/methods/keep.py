@@ -28,7 +28,7 @@ def merge(bench: Workbench, parameters: KeepConfig, state: State | None) -> Merg
     if weights is None:
         raise ConfigError("there is nothing to keep: this source is the first, without a base")
     with bench.recorder.stage("transfer"):
-        bench.load({name: tensor.clone() for name, tensor in weights.items()})
+        bench.load(weights, exact=True)
         return Merge(bench.report_all(0.0))
 
 

@@ -28,7 +28,7 @@ def take_source(bench: Workbench) -> Merge:
     from grasp_core.workbench import Merge
 
     with bench.recorder.stage("transfer"):
-        bench.load({name: tensor.clone() for name, tensor in bench.source.items()})
+        bench.load(bench.source, exact=True)
         return Merge(bench.report_all(1.0))
 
 
