@@ -365,6 +365,7 @@ class Origins:
     bar: Markup
     legend: Sequence[Contributor]
     rows: Sequence[Row]
+    estimated_by: str | None = None  # the method that moved more than its own source's shares
 
     @property
     def names(self) -> dict[int, str]:
@@ -384,7 +385,13 @@ def origins(report: FoldReport, names: Mapping[str, str]) -> Origins | None:
         bar=share_bar("Share of all parameters that each source gave", legend),
         legend=legend,
         rows=provenance_rows(drawn, {part.slot: part.name for part in legend}),
+        estimated_by=_find_estimate(report),
     )
+
+
+def _find_estimate(report: FoldReport) -> str | None:
+    method = METHODS.get(report.method or "")
+    return method.name if method is not None and method.provenance == "estimate" else None
 
 
 def _legend(parts: Sequence[Contributor]) -> list[Contributor]:

@@ -5,15 +5,16 @@ import re
 
 import pytest
 
-from grasp_core.parameters import flatten
+from app.pages.reports import origins
 from app.pages.versions import MOST_VERSIONS
 from grasp_core.methods import METHODS
-from grasp_core.parameters import DEFAULT_CANDIDATES
+from grasp_core.parameters import DEFAULT_CANDIDATES, flatten
+from grasp_core.report import FoldReport
 from registry.jobs.transitions import change
 from registry.tables import Job, Model, Target, utc_now
 from registry.versions import FoldResult, record_trial
 from tests.app.reading import MAX_BYTES, Outline, page
-from tests.app.story import CLASSES, HOSTILE, Story, report
+from tests.app.story import CLASSES, HOSTILE, Story, race, report
 from tests.app.world import World, checkpoint
 
 SCRIPTS_AND_STYLE = 40_000  # what a page needs besides itself, at most
@@ -382,3 +383,15 @@ def test_a_large_network_with_a_long_history_stays_light(
 
     for path in ("/ui/models/merged", "/ui/models/merged/versions/3", f"/ui/jobs/{story.folded}"):
         assert len(page(world, path).encode()) < MAX_BYTES - SCRIPTS_AND_STYLE
+
+
+@pytest.mark.parametrize(("method", "said"), [("ties", True), ("mean", False)])
+def test_shares_that_are_estimates_say_so(method: str, said: bool) -> None:
+    reported = FoldReport.model_validate(race())
+    winner = reported.candidates[-2].model_copy(update={"method": method})
+    reported = reported.model_copy(update={"candidates": (winner,)})
+
+    found = origins(reported, {})
+
+    assert found is not None
+    assert found.estimated_by == (method if said else None)
