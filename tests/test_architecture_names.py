@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -17,7 +18,9 @@ HEAVY = ("timm", "torch", "numpy")
 
 @pytest.mark.parametrize("name", ["resnet18", "resnet18.a1_in1k", "mobilevit_xxs", "test_vit"])
 def test_what_timm_has_is_known(name: str) -> None:
-    require_architecture(IMAGE, name)
+    require_architecture(IMAGE, name)  # raises nothing
+    assert IMAGE.names is not None
+    assert name.partition(".")[0] in IMAGE.names()
 
 
 @pytest.mark.parametrize("name", ["resnet81x", "resnet", "hf-hub:x/resnet18", "", "."])
@@ -34,7 +37,10 @@ def test_a_name_that_is_misspelt_is_answered_with_those_alike() -> None:
 
 
 def test_of_a_kind_that_lists_no_names_none_is_refused() -> None:
-    require_architecture(replace(IMAGE, names=None), "mlp-13-16-8")
+    for name in ("mlp-13-16-8", "resnet18"):
+        with pytest.raises(ArchitectureError) if name.startswith("mlp") else nullcontext():
+            require_architecture(IMAGE, name)
+        require_architecture(replace(IMAGE, names=None), name)  # raises nothing
 
 
 def test_asking_loads_nothing_heavy() -> None:
