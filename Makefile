@@ -62,7 +62,7 @@ PARALLEL := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: test
 test: $(READY) ## Tests, with the coverage of grasp_core (JOBS=3 processes)
-	$(PYTEST) $(PARALLEL) --cov=grasp_core --cov-fail-under=$(CORE_COVERAGE) tests/core
+	$(PYTEST) $(PARALLEL) -m "not proof" --cov=grasp_core --cov-fail-under=$(CORE_COVERAGE) tests/core
 	$(PYTEST) $(PARALLEL) -m "not proof" --ignore=tests/core
 
 # Kernels that no recent processor takes by itself: they round in other ways.
@@ -71,7 +71,7 @@ FOLDING := $(addprefix tests/, docs/test_pages.py e2e core/test_folding.py core/
 
 .PHONY: rounding
 rounding: $(READY) ## Some that train and fold, and the tutorial, as an older processor rounds
-	$(KERNELS) $(PYTEST) $(PARALLEL) $(FOLDING) -k "not README"
+	$(KERNELS) $(PYTEST) $(PARALLEL) $(FOLDING) -k "not README and not target-data.md"
 
 # In an environment of their own, as pip would make it for somebody who pins all that we depend on to
 # the lowest version that pyproject.toml allows. Not in CI: it takes gigabytes for one answer.
@@ -89,12 +89,13 @@ LOWEST_TESTS ?= tests/core tests/registry tests/worker tests/service tests/app t
 	tests/test_tracing.py --ignore=tests/app/test_openapi.py --ignore=tests/app/test_schema_fuzz.py \
 	--ignore=tests/app/test_generated_clients.py
 
+PROOFS ?= tests
 .PHONY: prove
 prove: $(READY) ## Proofs of what survives faults, on PostgreSQL, Redis and S3 (LONG=1: for half an hour)
 ifdef LONG
 	GRASP_LONG=1 $(PYTEST) -m long --timeout 7200 -o faulthandler_timeout=7500 tests/proofs
 else
-	$(PYTEST) $(PARALLEL) -m "proof and not long"
+	$(PYTEST) $(PARALLEL) -m "proof and not long" $(PROOFS)
 endif
 
 .PHONY: bench

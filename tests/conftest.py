@@ -31,6 +31,7 @@ if os.environ.get("PERTURBATION"):
     from tests.perturbation import sitecustomize as sitecustomize
 
 SLOWEST = ("proofs", "e2e", "examples", "docs", "service", "browser")  # folders
+LONGEST = ("test_race.py", "test_exact_folds.py", "test_demo.py", "test_generated_clients.py")
 
 
 def pytest_report_header() -> list[str]:
@@ -40,7 +41,12 @@ def pytest_report_header() -> list[str]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes longest comes first, lest at the end of a parallel run all wait for one file."""
-    items.sort(key=lambda item: item.path.parent.name not in SLOWEST)
+    items.sort(
+        key=lambda item: (
+            item.path.name not in LONGEST,
+            item.path.parent.name not in SLOWEST,
+        )
+    )
 
 
 @pytest.hookimpl(trylast=True)

@@ -198,7 +198,7 @@ def assert_equal(found: Mapping[str, Tensor], wanted: Weights, atol: float = 2e-
         assert torch.allclose(values, tensor, 1e-4, atol), (name, (values - tensor).abs().max())
 
 
-@pytest.mark.parametrize("count", [1, 2, 20])
+@pytest.mark.parametrize("count", [1, 2, 5, pytest.param(20, marks=pytest.mark.proof)])
 @pytest.mark.parametrize("method", SIMPLE)
 def test_fold_by_fold_is_all_at_once(tmp_path: Path, method: str, count: int) -> None:
     sources = make_sources(tmp_path, VIT, count)
@@ -209,7 +209,9 @@ def test_fold_by_fold_is_all_at_once(tmp_path: Path, method: str, count: int) ->
     assert int(state["counts"][-1]) == count
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.proof)]
+)
 @pytest.mark.parametrize("method", SIMPLE)
 def test_of_convolutions_in_half_precision(tmp_path: Path, method: str, dtype: torch.dtype) -> None:
     sources = make_sources(tmp_path, CNN, 3, dtype)
@@ -224,7 +226,7 @@ def test_of_convolutions_in_half_precision(tmp_path: Path, method: str, dtype: t
 
 @pytest.mark.parametrize("method", [*SIMPLE, "fisher", "regmean", "mean"])
 def test_the_order_does_not_matter(tmp_path: Path, method: str) -> None:
-    sources = make_sources(tmp_path, VIT, 5)
+    sources = make_sources(tmp_path, VIT, 3)
     options = SIMPLE[method][1] if method in SIMPLE else {}
 
     forth, _ = fold_all(tmp_path / "forth", VIT, sources, method=method, **options)

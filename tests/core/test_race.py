@@ -776,7 +776,14 @@ MOMENTS = [
 ]
 
 
-@pytest.mark.parametrize(("race", "work", "when"), MOMENTS, ids=str)
+@pytest.mark.parametrize(
+    ("race", "work", "when"),
+    [
+        pytest.param(*moment, marks=[pytest.mark.proof] * (number % 2))
+        for number, moment in enumerate(MOMENTS)
+    ],
+    ids=str,
+)
 def test_a_race_stopped_anywhere_ends_in_the_same_bytes(
     files: Files,
     uninterrupted: dict[str, FoldReport],

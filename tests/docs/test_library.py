@@ -1,4 +1,4 @@
-"""The code of docs/library.md, with a smaller network."""
+"""The code of docs/library.md, with a smaller network and fewer steps."""
 
 from pathlib import Path
 from zipfile import ZipFile
@@ -10,13 +10,14 @@ import torch
 from PIL import Image
 
 from grasp_cli.demo.experiment import train
-from grasp_core import ModelSpec, open_task
+from grasp_core import ModelSpec, open_task, parse_config
 from scripts.markdown_code import blocks
 
 PAGE = Path(__file__).parents[2] / "docs" / "library.md"
 SMALL = ModelSpec(
     architecture="test_efficientnet", classes=("F", "M"), preprocessing={"image_size": 32}
 )
+SHORT = parse_config({"refine": {"steps": 10}})
 
 
 def write_images(path: Path) -> None:
@@ -41,7 +42,8 @@ def test_the_code_merges_and_exports(
 
     for block in blocks(PAGE.read_text()):
         text = block.text.replace("mobilevit_xxs", SMALL.architecture)
-        exec(text.replace('"M"))', '"M"), preprocessing={"image_size": 32})'), {})
+        text = text.replace('"M"))', '"M"), preprocessing={"image_size": 32})')
+        exec(text.replace("files_output=", "config=SHORT, files_output="), {"SHORT": SHORT})
 
     outcome = capsys.readouterr().out.split()[0]
     assert outcome in ("accepted", "kept")  # which of them, rounding may decide

@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -16,39 +17,46 @@ IMAGE = "no.png"
 FETCHED = re.compile(r'<(?:script|img|iframe|source)[^>]+src="([^"]+)"|<link[^>]+href="([^"]+)"')
 
 
-@pytest.fixture
-def tree(tmp_path: Path) -> Path:
-    """This tree, with pages that can be changed and a site of its own."""
-    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+@dataclass
+class Built:
+    """What came of a build."""
+
+    code: int
+    words: str
+    pages: Path
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """The site of this tree, with links in one page that lead nowhere; a build takes its time."""
+    tree = tmp_path_factory.mktemp("tree")
+    shutil.copytree(ROOT / "docs", tree / "docs")
     for entry in ROOT.iterdir():
         if entry.name not in ("docs", "build"):
-            (tmp_path / entry.name).symlink_to(entry)
-    return tmp_path
-
-
-def build(tree: Path) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict"]
-    return subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
-
-
-def test_pages_fetch_nothing_from_elsewhere(tree: Path) -> None:
-    built = build(tree)
-
-    assert built.returncode == 0, built.stderr
-    for page in (tree / "build/site").rglob("*.html"):
-        for address in map("".join, FETCHED.findall(page.read_text())):
-            assert not re.match(r"(https?:)?//", address), f"{page.name} fetches {address}"
-
-
-def test_links_that_lead_nowhere_fail_the_build(tree: Path) -> None:
+            (tree / entry.name).symlink_to(entry)
     with (tree / PAGE).open("a") as page:
         page.writelines(f"\n[x]({link})\n" for link in LINKS)
         page.write(f"\n![x]({IMAGE})\n")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict"]
+    done = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
+    return Built(done.returncode, done.stderr, tree / "build/site")
 
-    built = build(tree)
 
-    assert built.returncode != 0
-    warnings = [line for line in built.stderr.splitlines() if line.startswith("WARNING")]
+def test_pages_fetch_nothing_from_elsewhere(built: Built) -> None:
+    pages = list(built.pages.rglob("*.html"))
+
+    assert len(pages) > len(list((ROOT / "docs").glob("*.md")))  # and those of folders
+    for page in pages:
+        addresses = ["".join(found) for found in FETCHED.findall(page.read_text())]
+        assert addresses
+        for address in addresses:
+            assert not re.match(r"(https?:)?//", address), f"{page.name} fetches {address}"
+
+
+def test_links_that_lead_nowhere_fail_the_build(built: Built) -> None:
+    """And nothing else does: of this tree's own there is not one warning."""
+    assert built.code != 0
+    warnings = [line for line in built.words.splitlines() if line.startswith("WARNING")]
     assert len(warnings) == len(LINKS) + 1
     for address in (*LINKS, IMAGE):
         assert any(address in line and PAGE.removeprefix("docs/") in line for line in warnings)

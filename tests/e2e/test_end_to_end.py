@@ -173,6 +173,7 @@ def test_a_dry_run_scores_and_publishes_nothing(story: Story, newest: Path) -> N
     assert story.client.get("/models/merged/info").json()["version"] == 3
 
 
+@pytest.mark.proof  # also of tests/worker/test_child_folds.py; `make rounding` runs it
 def test_a_killed_fold_goes_on_from_its_last_look(
     story: Story, newest: Path, tmp_path: Path
 ) -> None:
@@ -182,11 +183,12 @@ def test_a_killed_fold_goes_on_from_its_last_look(
     }
     path = tmp_path / "nudged.safetensors"
     write_checkpoint(path, nudged, CheckpointInfo(classes=CLASSES))
-    longer = {"method": "source", "refine": {"steps": 80}, "gate": {"max_drop": 1.0}}
+    refine = {"steps": 200, "lr": 1e-3}
+    longer = {"method": "source", "refine": refine, "gate": {"max_drop": 1.0}}
     assert story.client.patch("/models/merged", json={"merge": longer}).status_code == 200
     job_id = offer(story.client, path)["job"]["id"]
 
-    until(story.client, job_id, lambda job: job["metrics"].get("step", 0) >= 20)
+    until(story.client, job_id, lambda job: job["metrics"].get("step", 0) >= 50)
     kill_children_of_worker(story.server)
     job = wait(story.client, job_id)
 
@@ -195,7 +197,7 @@ def test_a_killed_fold_goes_on_from_its_last_look(
     assert [failure["code"] for failure in job["failures"]] == ["child_killed"]
     report = story.client.get(job["links"]["report"]).json()
     assert report["resumed_from_epoch"] > 0
-    assert report["history"][-1]["step"] == 80
+    assert report["history"][-1]["step"] == 200
 
 
 def test_workers_tell_what_they_are(story: Story) -> None:

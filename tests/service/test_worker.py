@@ -28,6 +28,7 @@ from tests.service.fake_folds import (
     merge,
     read_fake_job,
 )
+from tests.service.harness import children_of
 from tests.service.place import Place, codes
 from tests.worker.waiting import is_gone, until
 from worker.jobs import JobSpec
@@ -62,13 +63,13 @@ def test_a_job_that_takes_too_long_has_failed_and_ends_with_its_child(home: Path
     job = place.offer(model, checkpoint("a", ticks=ENDLESS))
 
     with place.working():
-        child = place.started(job)
-        ended = place.ended(job)
+        ended = place.ended(job)  # on a busy machine, before its child could report anything
+        left = children_of(os.getpid())
 
     assert (ended.status, codes(ended)) == ("failed", ["took_too_long"])
     assert ended.error is not None
     assert "GRASP_JOB_SECONDS" in ended.error["hint"]
-    assert is_gone(child)
+    assert left == []
     place.database.close()
 
 
