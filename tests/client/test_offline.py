@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -200,7 +201,7 @@ def test_all_methods_are_compared_in_one_table(files: Path, run: Run) -> None:
     assert measured[1] in ("won", "lost")
     assert measured[3] == "±"
     assert " s " in rows["source"]
-    assert "MB" in rows["source"]
+    assert re.search(r"\d [MG]B", rows["source"])  # of a process that may hold much else
     assert "opcm" in rows  # whose history begins with a first source
     said = json.loads(run(*JSON, "--candidates", "keep,mean", "--base", "a.safetensors").stdout)
     [source] = said["sources"]
