@@ -132,9 +132,9 @@ class Place:
     def hashes(self, model: Model) -> list[str]:
         return [version.sha256 for version in self.versions(model)]
 
-    def states(self, model: Model) -> list[str | None]:
+    def states(self, model: Model, name: str = STATE) -> list[str | None]:
         return [
-            next((file.sha256 for file in version.files if file.name == STATE), None)
+            next((file.sha256 for file in version.files if file.name == name), None)
             for version in self.versions(model)
         ]
 
