@@ -89,7 +89,7 @@ def read_candidates(text: str) -> tuple[MethodConfig, ...]:
     if text.strip() == ALL:
         entries = list(METHODS)
     elif text.lstrip().startswith("["):
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):  # then it is no method's name either
             entries = json.loads(text)
     return parse_config({"candidates": entries}).candidates
 

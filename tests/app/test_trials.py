@@ -55,6 +55,8 @@ def test_without_any_a_dry_run_has_those_of_its_model(world: World) -> None:
         ("keep,tyes", {}, "there is no such method; there are keep"),
         ('["keep", {"method": "ties", "tau": 1}]', {}, "ties has no such parameter"),
         ('["keep"', {}, "there is no such method"),
+        ("[" * 20_000, {}, "there is no such method"),
+        ('["keep", {"method": "ties", "scale": NaN}]', {}, "less than or equal to 100"),
         ("", {}, "there is no such method"),
     ],
 )
