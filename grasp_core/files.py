@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import shutil
@@ -29,17 +28,15 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
         temporary.unlink(missing_ok=True)
 
 
-def move_file(source: Path, target: Path) -> None:
-    """Rename a file that is on disk; to another file system it is copied."""
+def link_file(source: Path, target: Path) -> None:
+    """A second name for a file on disk; on another file system, or one without links, a copy."""
     target.parent.mkdir(parents=True, exist_ok=True)
+    target.unlink(missing_ok=True)
     try:
-        source.replace(target)
+        target.hardlink_to(source)
         sync_folder(target.parent)
-    except OSError as error:
-        if error.errno != errno.EXDEV:
-            raise
+    except OSError:
         copy_file(source, target)
-        source.unlink()
 
 
 def copy_file(source: Path, target: Path) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from grasp_core.checkpoints import Checkpoint, write_streamed
 from grasp_core.config import Frozen
 from grasp_core.errors import CheckpointError
-from grasp_core.files import copy_file, sha256_file, sync_folder
+from grasp_core.files import link_file, sha256_file
 from grasp_core.methods.declaration import AnyMethod
 from grasp_core.named_files import require_name
 from grasp_core.report import NamedFile
@@ -80,15 +80,4 @@ def require_kept(folder: Path, files: Iterable[NamedFile]) -> None:
 def publish_files(folder: Path, files: Iterable[NamedFile], output: Path) -> None:
     """They stay in the work folder too: a fold that is killed now still goes on with them."""
     for file in files:
-        _link_file(folder / KEPT / file.name, output / file.name)
-
-
-def _link_file(source: Path, target: Path) -> None:
-    """A second name for a file on disk; on another file system, or one without links, a copy."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.unlink(missing_ok=True)
-    try:
-        target.hardlink_to(source)
-        sync_folder(target.parent)
-    except OSError:
-        copy_file(source, target)
+        link_file(folder / KEPT / file.name, output / file.name)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from grasp_core.files import atomic_write, move_file, sha256_file
+from grasp_core.files import atomic_write, link_file, sha256_file
 
 
 def names(folder: Path) -> list[str]:
@@ -65,21 +65,21 @@ def test_sha256_is_that_of_the_bytes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
-def test_a_file_can_be_moved_to_any_disk(
+def test_a_file_has_a_second_name_on_any_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, elsewhere: bool
 ) -> None:
-    rename = Path.replace
+    def refuse(self: Path, target: Path) -> None:
+        raise OSError(errno.EXDEV, "another file system")
 
-    def replace(path: Path, target: Path) -> Path:
-        if elsewhere and path.parent != target.parent:
-            raise OSError(errno.EXDEV, "Invalid cross-device link")
-        return rename(path, target)
+    path, linked = tmp_path / "file.bin", tmp_path / "disk" / "linked.bin"
+    path.write_bytes(b"content")
+    linked.parent.mkdir()
+    linked.write_bytes(b"of an attempt before")
+    if elsewhere:
+        monkeypatch.setattr(Path, "hardlink_to", refuse)
 
-    monkeypatch.setattr(Path, "replace", replace)
-    (tmp_path / "file.bin").write_bytes(b"content")
+    link_file(path, linked)
 
-    move_file(tmp_path / "file.bin", tmp_path / "disk" / "moved.bin")
-
-    assert (tmp_path / "disk" / "moved.bin").read_bytes() == b"content"
-    assert names(tmp_path) == ["disk"]
-    assert names(tmp_path / "disk") == ["moved.bin"]
+    assert path.read_bytes() == linked.read_bytes() == b"content"
+    assert path.samefile(linked) is not elsewhere
+    assert names(linked.parent) == ["linked.bin"]
